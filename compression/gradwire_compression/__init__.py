@@ -1,0 +1,1 @@
+"""Codecs, kernels, error feedback, collectives and plans."""

@@ -1,0 +1,164 @@
+"""Encoding and decoding with the limits applied."""
+
+from typing import TypeVar
+
+import msgspec
+
+from gradwire_protocol import limits
+from gradwire_protocol.errors import MalformedError, TooLargeError
+from gradwire_protocol.identity import validate_id, validate_name
+from gradwire_protocol.messages import PROTOCOL, Batch
+from gradwire_protocol.plans import validate_plan
+from gradwire_protocol.records import AttemptStarted, Event, Points, Record, StepWindow, Switched
+
+T = TypeVar("T")
+
+
+def encode(message: object) -> bytes:
+    """Return the message as JSON; non-finite floats are refused by the structs' own rules before they get here."""
+    return msgspec.json.encode(message)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Decode one message of type `kind`.
+
+    Raises:
+        TooLargeError: The body is over `limits.MAX_BODY_BYTES`.
+        MalformedError: It is not JSON, nests too deeply, or a field is missing or of the wrong type.
+    """
+    if len(body) > limits.MAX_BODY_BYTES:
+        raise TooLargeError(
+            f"the body has {len(body)} bytes; wanted: at most {limits.MAX_BODY_BYTES}",
+            field="body",
+            limit=limits.MAX_BODY_BYTES,
+        )
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except RecursionError as error:
+        raise MalformedError("nested too deeply", field="body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message, field = _split(str(error))
+        raise MalformedError(message, field=field) from error
+
+
+def decode_batch(body: bytes) -> Batch:
+    """Decode and validate a batch, names, plans and counts included.
+
+    Raises:
+        TooLargeError: Body, records or points are over their limit.
+        MalformedError: Anything else that is not acceptable; the whole batch is refused.
+    """
+    batch = decode(body, Batch)
+    if batch.protocol != PROTOCOL:
+        raise MalformedError(f"protocol {batch.protocol}; wanted: {PROTOCOL}", field="protocol")
+    validate_id(batch.run, field="run")
+    validate_id(batch.attempt, field="attempt")
+    validate_name(batch.model, field="model")
+    check_integers(node=batch.node, number=batch.number, num_dropped=batch.num_dropped)
+    if batch.number < 1:
+        raise MalformedError("number is 0; wanted: 1 or more", field="number")
+    if len(batch.records) > limits.MAX_BATCH_RECORDS:
+        raise TooLargeError(
+            f"{len(batch.records)} records; wanted: at most {limits.MAX_BATCH_RECORDS}",
+            field="records",
+            limit=limits.MAX_BATCH_RECORDS,
+        )
+    for index, record in enumerate(batch.records):
+        validate_record(record, field=f"records[{index}]")
+    return batch
+
+
+def validate_record(record: Record, *, field: str) -> None:
+    """Check what the types cannot say.
+
+    Raises:
+        TooLargeError: A list or text is over its limit.
+        MalformedError: A name, number or plan is not acceptable.
+    """
+    if isinstance(record, AttemptStarted):
+        validate_name(record.run_name, field=f"{field}.run_name")
+        validate_name(record.project, field=f"{field}.project")
+        validate_plan(record.plan, field=f"{field}.plan")
+    elif isinstance(record, StepWindow):
+        _validate_window(record, field)
+    elif isinstance(record, Points):
+        _validate_points(record, field)
+    elif isinstance(record, Event):
+        check_integers(**{f"{field}.step": record.step})
+        check_text(record.message, field=f"{field}.message")
+    elif isinstance(record, Switched):
+        check_integers(**{f"{field}.step": record.step, f"{field}.epoch": record.epoch})
+        check_text(record.reason, field=f"{field}.reason")
+        validate_plan(record.plan, field=f"{field}.plan")
+
+
+def check_text(text: str, *, field: str) -> None:
+    """Refuse free text over the limit.
+
+    Raises:
+        TooLargeError: It is longer than `limits.MAX_TEXT_CHARACTERS`.
+    """
+    if len(text) > limits.MAX_TEXT_CHARACTERS:
+        raise TooLargeError(
+            f"{len(text)} characters; wanted: at most {limits.MAX_TEXT_CHARACTERS}",
+            field=field,
+            limit=limits.MAX_TEXT_CHARACTERS,
+        )
+
+
+def check_integers(**values: int) -> None:
+    """Refuse counts that are negative or do not fit 64 bits.
+
+    Raises:
+        MalformedError: One of them does; the keyword is its path.
+    """
+    for field, value in values.items():
+        if not 0 <= value <= limits.MAX_INTEGER:
+            raise MalformedError(f"{field} is {value}; wanted: 0 to {limits.MAX_INTEGER}", field=field)
+
+
+def _validate_window(window: StepWindow, field: str) -> None:
+    names = ("first_step", "last_step", "num_steps", "num_rank_steps", "epoch", "logical_bytes", "wire_bytes")
+    check_integers(**{f"{field}.{name}": getattr(window, name) for name in (*names, "samples", "tokens")})
+    if window.last_step < window.first_step:
+        raise MalformedError(
+            f"last_step {window.last_step} is before first_step {window.first_step}",
+            field=f"{field}.last_step",
+        )
+    if len(window.ranks) > limits.MAX_RANKS_PER_NODE:
+        raise TooLargeError(
+            f"{len(window.ranks)} ranks; wanted: at most {limits.MAX_RANKS_PER_NODE}",
+            field=f"{field}.ranks",
+            limit=limits.MAX_RANKS_PER_NODE,
+        )
+    for name, value in msgspec.structs.asdict(window.seconds).items():
+        if value is not None and not value >= 0:
+            raise MalformedError(f"{name} is {value}; wanted: 0 or more seconds", field=f"{field}.seconds.{name}")
+
+
+def _validate_points(points: Points, field: str) -> None:
+    validate_name(points.name, field=f"{field}.name")
+    if len(points.steps) != len(points.values):
+        raise MalformedError(
+            f"{len(points.steps)} steps and {len(points.values)} values; wanted: as many",
+            field=f"{field}.values",
+        )
+    if len(points.steps) > limits.MAX_POINTS_PER_RECORD:
+        raise TooLargeError(
+            f"{len(points.steps)} points; wanted: at most {limits.MAX_POINTS_PER_RECORD}",
+            field=f"{field}.steps",
+            limit=limits.MAX_POINTS_PER_RECORD,
+        )
+    for index, (step, value) in enumerate(zip(points.steps, points.values, strict=True)):
+        check_integers(**{f"{field}.steps[{index}]": step})
+        if (value is None) != (str(index) in points.kinds):
+            raise MalformedError(
+                "a value is null exactly where kinds names it nan, +inf or -inf",
+                field=f"{field}.values[{index}]",
+            )
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Turn msgspec's "... - at `$.records[0].step`" into message and path."""
+    message, _, path = text.partition(" - at `")
+    return message, path.removesuffix("`").removeprefix("$.").removeprefix("$")

@@ -1,0 +1,195 @@
+"""Records that an agent reports: what started, what was measured, what happened, what ended.
+
+Seconds are sums over the steps and ranks of a window, so ratios are formed last and survive every aggregation.
+None means unknown; `unknown_reason` then says why.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from gradwire_protocol.plans import PlanSpec
+
+Scalar = str | int | float | bool | None
+
+
+class LinkFacts(Struct, frozen=True, kw_only=True):
+    """The network interface that gradients leave by."""
+
+    interface: str = ""
+    # As the operating system or the caller states it; None when nobody does.
+    nominal_bytes_per_second: float | None = None
+    # For example "shaped by tbf" or "unshaped loopback".
+    note: str = ""
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """One group of ranks that share a host."""
+
+    host: str
+    ranks: tuple[int, ...]
+
+
+class AttemptStarted(Struct, frozen=True, kw_only=True, tag="attempt_started"):
+    """First record of every node's stream; all nodes state the same facts of the attempt and their own node."""
+
+    at: float  # agent's wall clock, Unix seconds
+    run_name: str
+    project: str = "default"
+    node: NodeFacts
+    world_size: int
+    backend: str
+    device: Literal["cpu", "cuda"]
+    device_name: str = ""
+    link: LinkFacts = field(default_factory=LinkFacts)
+    optimizer: str | None = None
+    num_elements: int = 0
+    # Bytes that one uncompressed exchange averages.
+    gradient_bytes: int = 0
+    plan: PlanSpec = field(default_factory=PlanSpec)
+    start_step: int = 0
+    total_steps: int | None = None
+    total_tokens: int | None = None
+    # "higher" or "lower" by metric name; loss is "lower" unless stated.
+    better: dict[str, str] = field(default_factory=dict)
+    codecs: tuple[str, ...] = ()
+    # Extra memory per rank by codec, bytes: residuals and buffers.
+    codec_memory_bytes: dict[str, int] = field(default_factory=dict)
+    # Codecs that the agent would refuse, with the reason.
+    refused_codecs: dict[str, str] = field(default_factory=dict)
+    is_steered: bool = True
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class PhaseSeconds(Struct, kw_only=True):
+    """Sums over the steps and ranks of a window, seconds.
+
+    step = data_wait + forward + backward + exposed_communication + exposed_codec + optimizer + pause + other, and
+    exposed_communication = exposed_transfer + straggler_wait where the split is known.
+    """
+
+    step: float = 0.0
+    data_wait: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    exposed_communication: float = 0.0
+    exposed_transfer: float | None = None
+    straggler_wait: float | None = None
+    exposed_codec: float = 0.0
+    optimizer: float = 0.0
+    pause: float = 0.0
+    other: float = 0.0
+    # Communication that ran while backward was computing; not part of the sum above.
+    overlapped: float = 0.0
+    # Codec work, exposed or not.
+    encode: float = 0.0
+    decode: float = 0.0
+    # The agent's own work inside the step.
+    agent: float = 0.0
+
+
+class RankSums(Struct, kw_only=True):
+    """What one rank did in a window, where ranks matter."""
+
+    rank: int
+    step_seconds: float
+    straggler_wait_seconds: float | None = None
+
+
+class StepWindow(Struct, kw_only=True, tag="window"):
+    """Sums over the steps `first_step` to `last_step` of one node; never across a switch."""
+
+    first_step: int
+    last_step: int
+    num_steps: int
+    # Sum over ranks of the steps each took part in; a mean per step and rank divides by it.
+    num_rank_steps: int
+    epoch: int
+    codec: str
+    # The first steps after a switch and flush steps; verdicts leave them out.
+    is_settling: bool = False
+    started_at: float = 0.0  # agent's wall clock, Unix seconds
+    wall_seconds: float = 0.0
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+    unknown_reason: str = ""
+    step_seconds_min: float = 0.0
+    step_seconds_max: float = 0.0
+    logical_bytes: int = 0
+    wire_bytes: int = 0
+    samples: int = 0
+    tokens: int = 0
+    ranks: tuple[RankSums, ...] = ()
+
+
+class Points(Struct, kw_only=True, tag="points"):
+    """Values of one user metric at ascending steps.
+
+    A non-finite value is None in `values` and named in `kinds` by its index: "nan", "+inf" or "-inf".
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+    kinds: dict[str, Literal["nan", "+inf", "-inf"]] = field(default_factory=dict)
+    is_evaluation: bool = False
+
+
+class Event(Struct, kw_only=True, tag="event"):
+    """Something worth a line in the run's history."""
+
+    at: float
+    step: int
+    # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "note"
+    kind: str
+    message: str
+    rank: int | None = None
+    level: Literal["info", "warning", "error"] = "info"
+    data: dict[str, Scalar] = field(default_factory=dict)
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Why one rank did not accept a plan."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+class Switched(Struct, kw_only=True, tag="switched"):
+    """All ranks changed to `plan` at `step`; sent by rank 0 once the vote was unanimous."""
+
+    at: float
+    step: int
+    epoch: int
+    plan: PlanSpec
+    num_ranks: int
+    # "directive": revision says which one; "local": a node's socket; "guard": the rule named in `reason`.
+    cause: Literal["directive", "local", "guard"]
+    revision: int | None = None
+    is_rollback: bool = False
+    reason: str = ""
+    residual_norm_dropped: float | None = None
+
+
+class Refused(Struct, kw_only=True, tag="refused"):
+    """No rank changed: at least one refused the plan of `revision`."""
+
+    at: float
+    step: int
+    epoch: int
+    revision: int
+    refusals: tuple[Refusal, ...]
+
+
+class AttemptEnded(Struct, kw_only=True, tag="attempt_ended"):
+    """Last record of a node's stream."""
+
+    at: float
+    last_step: int
+    status: Literal["finished", "failed", "interrupted"]
+    exception: str = ""
+
+
+Result = Switched | Refused
+Record = AttemptStarted | StepWindow | Points | Event | Switched | Refused | AttemptEnded

@@ -1,0 +1,1 @@
+"""The service: ingest, runs, directives, verdicts, metrics and pages."""

@@ -1,0 +1,215 @@
+"""What a page or the API shows of a run: one value, built by `runs.reading`, rendered by `pages` and by JSON.
+
+Ratios are 0 to 1, times are Unix seconds, durations are seconds. A `Measure` without a value carries the reason.
+"""
+
+from typing import Literal
+
+from gradwire_protocol.plans import PlanSpec
+from msgspec import Struct
+
+
+class Measure(Struct, frozen=True, kw_only=True):
+    """A measured number with its interval, or the reason why there is none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+
+class StatusView(Struct, frozen=True, kw_only=True):
+    """Status by server receipt time."""
+
+    name: Literal["running", "silent", "lost", "finished", "failed", "interrupted"]
+    since: float
+    detail: str = ""
+
+
+class VerdictView(Struct, frozen=True, kw_only=True):
+    """Is compression worth it (uncompressed), or is it paying off (compressed)?"""
+
+    kind: Literal[
+        "worth_it",
+        "not_worth_it",
+        "cannot_say",
+        "not_measured",
+        "paying_off",
+        "not_paying_off",
+        "cannot_say_pays",
+    ]
+    # Exposed transfer share of uncompressed steps.
+    share: Measure
+    line: float = 0.20
+    first_step: int | None = None
+    last_step: int | None = None
+    num_steps: int = 0
+    # Measured speed of the codec in use relative to uncompressed; of `paying_off` and its siblings.
+    codec: str = ""
+    speedup: Measure = Measure()
+    num_uncompressed_steps: int = 0
+    # Speed-up to expect of `suggested_codec`, from the share and the wire ratio; of `worth_it`.
+    suggested_codec: str = "int8"
+    expected_speedup: float | None = None
+    # Remaining seconds with and without the suggestion, where the total is known.
+    remaining_seconds: float | None = None
+    remaining_seconds_expected: float | None = None
+    # More uncompressed steps needed to decide, and how long they take; of `cannot_say`.
+    more_steps: int | None = None
+    more_seconds: float | None = None
+    # Largest phase other than communication: "data_wait", "forward", "backward", "optimizer", "other".
+    largest_other: str = ""
+    largest_other_share: float | None = None
+    reason: str = ""
+
+
+class LoopStage(Struct, frozen=True, kw_only=True):
+    """One part of the step: mean seconds per step and share of it."""
+
+    name: Literal["compute", "compress", "send", "decompress", "update"]
+    seconds: float | None
+    share: float | None
+    is_largest: bool = False
+
+
+class DirectiveView(Struct, frozen=True, kw_only=True):
+    """The newest change of the run's model and how far it is."""
+
+    revision: int
+    kind: Literal["set", "rollback"]
+    codec: str
+    author: str
+    reason: str
+    state: Literal["requested", "delivered", "applied", "rejected", "superseded", "expired"]
+    requested_at: float
+    answered_at: float | None = None
+    seconds: float | None = None
+    step: int | None = None
+    num_ranks_confirmed: int = 0
+    num_ranks: int = 0
+    # Texts such as "rank 3 on node-02: ..."
+    refusals: tuple[str, ...] = ()
+    # "directive", "local" or "guard"; a local or guard rollback has no author of its own.
+    cause: str = "directive"
+
+
+class QualityView(Struct, frozen=True, kw_only=True):
+    """Quality against the chosen baseline run, three-valued."""
+
+    state: Literal["within_limit", "breach", "cannot_tell", "no_evidence"]
+    # "no_baseline", "too_few_checks", "no_common_steps", "" otherwise
+    reason: str = ""
+    metric: str = ""
+    baseline_id: str = ""
+    baseline_name: str = ""
+    # Positive means worse than the baseline, relative.
+    drift: Measure = Measure()
+    limit: float = 0.005
+    floor: float | None = None
+    num_checks: int = 0
+    last_step: int | None = None
+
+
+class SavingView(Struct, frozen=True, kw_only=True):
+    """GPU-hours (process-hours on CPU): measured so far, to come, and what could be had."""
+
+    saved_hours: Measure = Measure()
+    will_save_hours: Measure = Measure()
+    could_save_hours: Measure = Measure()
+
+
+class TrustView(Struct, frozen=True, kw_only=True):
+    """How far the numbers can be trusted."""
+
+    age_seconds: float | None
+    num_nodes_reporting: int
+    num_nodes: int
+    # The agent's own work as a share of the step.
+    agent_cost: Measure
+    num_dropped: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class CodecChoice(Struct, frozen=True, kw_only=True):
+    """One entry of the control panel."""
+
+    name: str
+    bits_per_element: float
+    parameters: tuple[dict[str, str | float | int], ...] = ()
+    extra_memory_bytes: int | None = None
+    refusal: str = ""
+    safe_alternative: str = ""
+
+
+class EventView(Struct, frozen=True, kw_only=True):
+    """One line of the history."""
+
+    number: int
+    at: float
+    step: int | None
+    kind: str
+    level: str
+    message: str
+    rank: int | None = None
+    data: dict[str, str | int | float | bool | None] = {}
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """One row of the list of runs."""
+
+    id: str
+    name: str
+    project: str
+    created_at: float
+    status: StatusView
+    codec: str
+    step: int
+    total_steps: int | None
+    world_size: int
+    device: Literal["cpu", "cuda"]
+    verdict: VerdictView
+    quality: QualityView
+    # Mean exposed transfer share of the last windows, oldest first, for the sparkline; None where unknown.
+    sparkline: tuple[float | None, ...] = ()
+
+
+class RunView(Struct, frozen=True, kw_only=True):
+    """Everything on a run's page but the charts."""
+
+    summary: RunSummary
+    model: str
+    attempt_number: int
+    plan: PlanSpec
+    revision: int
+    epoch: int
+    # Step since which the present codec is in use on all ranks.
+    codec_since_step: int
+    num_ranks_confirmed: int
+    loop: tuple[LoopStage, ...]
+    step_seconds: Measure
+    # (transfer + wait, overlapped or not) / (forward + backward)
+    communication_compute_ratio: Measure
+    throughput: Measure
+    throughput_unit: Literal["tokens", "samples", "steps"]
+    # Bytes per second on the wire while communicating, and its share of the nominal link.
+    wire_bytes_per_second: Measure
+    bandwidth_use: Measure
+    link_bytes_per_second: float | None
+    link_note: str
+    # (exposed + overlapped communication) / step, and exposed transfer / step, over the newest steps.
+    raw_share: Measure
+    exposed_share: Measure
+    quality: QualityView
+    saving: SavingView
+    finish_at: Measure
+    last_change: DirectiveView | None
+    trust: TrustView
+    codecs: tuple[CodecChoice, ...]
+    is_steered: bool
+    backend: str
+    optimizer: str
+    device_name: str
+    # Other runs that can serve as the baseline: (id, name).
+    baseline_choices: tuple[tuple[str, str], ...] = ()
+    num_nonfinite: int = 0
+    events: tuple[EventView, ...] = ()

@@ -1,0 +1,1 @@
+"""Templates, styles, scripts and message catalogues; data only."""
