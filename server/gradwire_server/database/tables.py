@@ -99,7 +99,8 @@ nodes = Table(
     Column("ended_status", String(20)),
 )
 
-# Level 0 is a window as the agent sent it; level 1 holds sums of four steps' ranges of level 0, see `series`.
+# Level 0 is a window as the agent sent it, level 1 sums of an aligned range of steps, level 2 of a whole stretch
+# between two switches; see `series.rollup`.
 step_windows = Table(
     "step_windows",
     metadata,
@@ -143,7 +144,8 @@ step_windows = Table(
     Column("samples", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("ranks", JSON),
-    Index(None, "run", "model", "level", "first_step"),
+    # The node stands in the index so that the rollup finds its row without reading the other nodes' rows.
+    Index(None, "run", "model", "level", "first_step", "node"),
 )
 
 points = Table(
