@@ -162,7 +162,8 @@ points = Table(
     # Null for finite values, else "nan", "+inf" or "-inf".
     Column("kind", String(4)),
     Column("is_evaluation", Boolean, nullable=False),
-    Index(None, "run", "name", "step"),
+    # Attempts are read one by one, since a resumed run is a branch that leaves the older attempt at some step.
+    Index(None, "run", "model", "name", "attempt", "step"),
 )
 
 events = Table(
