@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 metadata = MetaData(
@@ -164,6 +165,15 @@ points = Table(
     Column("is_evaluation", Boolean, nullable=False),
     # Attempts are read one by one, since a resumed run is a branch that leaves the older attempt at some step.
     Index(None, "run", "model", "name", "attempt", "step"),
+    # Non-finite values are rare and counted on every page.
+    Index(
+        "ix_points_nonfinite",
+        "run",
+        "model",
+        "name",
+        sqlite_where=text("kind IS NOT NULL"),
+        postgresql_where=text("kind IS NOT NULL"),
+    ),
 )
 
 events = Table(
