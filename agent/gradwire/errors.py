@@ -1,0 +1,53 @@
+"""Errors of the agent room.
+
+GradwireError
+├── SettingError        an argument or environment variable of `attach` is not acceptable
+├── AttachError         the model cannot be attached to
+├── PlanMismatchError   ranks hold different plans; training stops before the gradients mix
+├── SpoolError          a spool folder cannot be used
+│   └── SpoolBusyError  another live process holds it
+├── UnreachableError    the server gave no answer
+└── AnswerError         the server answered with an error
+
+After `attach` returned only PlanMismatchError reaches training code; the last three stay inside the agent's threads
+and end up as sentences of the `gradwire` command.
+"""
+
+from gradwire_protocol.messages import ErrorDetail
+
+
+class GradwireError(Exception):
+    """Base of everything the agent raises on purpose."""
+
+
+class SettingError(GradwireError, ValueError):
+    """Raised when an argument or environment variable is not acceptable; the text names it and what is wanted."""
+
+
+class AttachError(GradwireError, RuntimeError):
+    """Raised when a model cannot be attached to; the text says what to change."""
+
+
+class PlanMismatchError(GradwireError, RuntimeError):
+    """Raised when ranks hold different plans: their gradients would mix silently, so training stops by name."""
+
+
+class SpoolError(GradwireError, OSError):
+    """Raised when a spool folder cannot be used; the text names the folder, the reason and the setting to change."""
+
+
+class SpoolBusyError(SpoolError):
+    """Raised when another live process holds the spool folder; it delivers what is in there itself."""
+
+
+class UnreachableError(GradwireError):
+    """Raised when the server gave no answer: refused, reset, too slow or not HTTP; trying again may help."""
+
+
+class AnswerError(GradwireError):
+    """Raised when the server answered with an error; `status` is the HTTP status and `detail` says what and why."""
+
+    def __init__(self, status: int, detail: ErrorDetail) -> None:
+        super().__init__(detail.message)
+        self.status = status
+        self.detail = detail
