@@ -170,7 +170,7 @@ points = Table(
         "ix_points_nonfinite",
         "run",
         "model",
-        "name",
+        "kind",
         sqlite_where=text("kind IS NOT NULL"),
         postgresql_where=text("kind IS NOT NULL"),
     ),
