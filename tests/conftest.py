@@ -1,0 +1,22 @@
+"""One rule for the whole suite: on CI the tests that need a special machine run, they do not skip."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+MUST_RUN = ("browser", "distributed", "netns")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    markers = [name for name in MUST_RUN if item.get_closest_marker(name)]
+    if report.skipped and not hasattr(report, "wasxfail") and markers and os.environ.get("CI"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} is marked {', '.join(markers)} and skipped; on CI it must run: {report.longrepr}"
+        )
+    return report

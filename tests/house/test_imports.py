@@ -1,0 +1,58 @@
+"""The service runs without torch, and training code starts without the web stack."""
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import importlib, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(f"{{name}} is not to be imported here")
+
+sys.meta_path.insert(0, Blocker())
+for top in {packages!r}:
+    package = importlib.import_module(top)
+    for module in pkgutil.walk_packages(package.__path__, top + "."):
+        if not module.name.endswith((".__main__", ".env")) and ".versions." not in module.name:
+            importlib.import_module(module.name)
+"""
+
+WEB_STACK = (
+    "fastapi",
+    "starlette",
+    "sqlalchemy",
+    "alembic",
+    "uvicorn",
+    "jinja2",
+    "plotly",
+    "babel",
+    "prometheus_client",
+)
+
+
+@pytest.mark.parametrize(
+    ("packages", "blocked"),
+    [
+        (
+            ("gradwire_server", "gradwire_web", "gradwire_migrations"),
+            ("torch", "triton", "gradwire", "gradwire_compression"),
+        ),
+        (("gradwire_protocol",), ("torch", "triton", *WEB_STACK)),
+        (("gradwire_compression", "gradwire"), WEB_STACK),
+    ],
+    ids=["service", "protocol", "training"],
+)
+def test_room_imports_without_what_it_must_not_need(packages: tuple[str, ...], blocked: tuple[str, ...]) -> None:
+    code = BLOCKED.format(packages=packages, blocked=blocked)
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_agent_and_its_command_import_without_torch() -> None:
+    code = BLOCKED.format(packages=(), blocked=("torch",)) + "import gradwire, gradwire.cli"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
