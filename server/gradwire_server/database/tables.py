@@ -82,6 +82,8 @@ models = Table(
     Column("plan", JSON, nullable=False),
     Column("since_step", BigInteger, nullable=False),
     Column("num_ranks_confirmed", Integer, nullable=False),
+    # The AttemptStarted record of this model's first node in the current attempt, whole.
+    Column("facts", JSON, nullable=False),
 )
 
 nodes = Table(
