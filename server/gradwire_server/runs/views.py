@@ -6,6 +6,7 @@ Ratios are 0 to 1, times are Unix seconds, durations are seconds. A `Measure` wi
 from typing import Literal
 
 from gradwire_protocol.plans import PlanSpec
+from gradwire_protocol.records import Refusal
 from msgspec import Struct
 
 
@@ -87,8 +88,7 @@ class DirectiveView(Struct, frozen=True, kw_only=True):
     step: int | None = None
     num_ranks_confirmed: int = 0
     num_ranks: int = 0
-    # Texts such as "rank 3 on node-02: ..."
-    refusals: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     # "directive", "local" or "guard"; a local or guard rollback has no author of its own.
     cause: str = "directive"
 
@@ -137,6 +137,8 @@ class CodecChoice(Struct, frozen=True, kw_only=True):
     bits_per_element: float
     parameters: tuple[dict[str, str | float | int], ...] = ()
     extra_memory_bytes: int | None = None
+    # Speed relative to uncompressed steps, from the exposed transfer share and the wire ratio; None if unknown.
+    expected_speedup: float | None = None
     refusal: str = ""
     safe_alternative: str = ""
 
@@ -212,4 +214,6 @@ class RunView(Struct, frozen=True, kw_only=True):
     # Other runs that can serve as the baseline: (id, name).
     baseline_choices: tuple[tuple[str, str], ...] = ()
     num_nonfinite: int = 0
+    # Newest first, `last_change` among them; at most the newest 50.
+    changes: tuple[DirectiveView, ...] = ()
     events: tuple[EventView, ...] = ()
