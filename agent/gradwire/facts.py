@@ -1,0 +1,105 @@
+"""Facts of the attempt, stated once at its start."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gradwire_compression import Exchange, Plan, PlanError, kernel_notes, registry
+from gradwire_protocol.plans import PlanSpec
+from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts
+from msgspec.structs import asdict
+
+from gradwire.groups import interface_to
+from gradwire.membership import Membership
+from gradwire.settings import Settings
+
+
+def attempt_started(
+    settings: Settings,
+    membership: Membership,
+    exchange: Exchange,
+    *,
+    group: dist.ProcessGroup,
+    parameters: list[torch.nn.Parameter],
+    optimizer_class: str | None,
+    unsteered_reason: str,
+) -> AttemptStarted:
+    """Return the first record of this node's stream."""
+    device = parameters[0].device
+    codecs = registry.available()
+    notes = list(kernel_notes())
+    if unsteered_reason:
+        notes.append(unsteered_reason)
+    return AttemptStarted(
+        at=membership.started_at,
+        run_name=membership.run_name,
+        project=membership.project,
+        node=NodeFacts(host=membership.host, ranks=membership.local_ranks),
+        world_size=membership.world_size,
+        backend=str(dist.get_backend(group)),
+        device="cuda" if device.type == "cuda" else "cpu",
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        link=link_facts(settings.link),
+        optimizer=optimizer_class,
+        num_elements=sum(parameter.numel() for parameter in parameters),
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        plan=settings.plan,
+        start_step=settings.start_step,
+        total_steps=settings.total_steps,
+        total_tokens=settings.total_tokens,
+        better=dict(settings.better),
+        codecs=codecs,
+        codec_memory_bytes={name: exchange.memory_bytes(Plan(codec=name)) for name in codecs},
+        refused_codecs=refused_codecs(exchange, codecs),
+        is_steered=not unsteered_reason,
+        notes=tuple(notes),
+        versions={"torch": torch.__version__},
+    )
+
+
+def refused_codecs(exchange: Exchange, codecs: tuple[str, ...]) -> dict[str, str]:
+    """Return the codecs that this model's exchange would refuse, with the sentence why."""
+    refused = {}
+    for name in codecs:
+        try:
+            exchange.check(Plan(codec=name))
+        except PlanError as error:
+            refused[name] = str(error)
+    return refused
+
+
+def link_facts(given: LinkFacts) -> LinkFacts:
+    """Fill in the interface and, where the operating system states one and the user did not, its speed."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_to(os.environ.get("MASTER_ADDR", "")) or ""
+    return LinkFacts(
+        interface=interface,
+        nominal_bytes_per_second=given.nominal_bytes_per_second or _nominal(interface),
+        note=given.note,
+    )
+
+
+def cpu_name() -> str:
+    """Return the processor's model name, empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _nominal(interface: str) -> float | None:
+    """Return the interface's speed in bytes per second; loopback and virtual links do not have one."""
+    device = Path("/sys/class/net") / interface
+    if not interface or not (device / "device").exists():
+        return None
+    try:
+        megabits = int((device / "speed").read_text())
+    except (OSError, ValueError):
+        return None
+    return megabits * 1e6 / 8 if megabits > 0 else None
+
+
+def plan_of(spec: PlanSpec) -> Plan:
+    """Return the plan as the compression room knows it."""
+    return Plan.from_dict(asdict(spec))

@@ -1,0 +1,62 @@
+"""Who takes part: ids that rank 0 makes for everybody, and ranks grouped into nodes."""
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from gradwire_protocol.identity import new_id
+
+from gradwire.settings import Settings
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The same facts on every rank, and this rank's place among them."""
+
+    run: str
+    attempt: str
+    run_name: str
+    project: str
+    rank: int
+    world_size: int
+    host: str
+    node: int
+    # Global order: the ranks of this rank's node, ascending.
+    local_ranks: tuple[int, ...]
+    started_at: float
+
+
+def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Membership:
+    """Agree on ids and nodes; one all-gather of small objects over `group`, called by all ranks.
+
+    Ranks with equal (`GROUP_RANK` or host name, `LOCAL_WORLD_SIZE`) are a node, numbered by its smallest rank.
+    """
+    rank, world_size, host = dist.get_rank(group), dist.get_world_size(group), socket.gethostname()
+    place = (os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", ""))
+    mine = {
+        "place": place,
+        "run": settings.run_id or new_id(),
+        "attempt": new_id(),
+        "run_name": settings.run,
+        "project": settings.project,
+        "started_at": started_at,
+    }
+    everybody: list[Any] = [None] * world_size
+    dist.all_gather_object(everybody, mine, group=group)
+    places = [member["place"] for member in everybody]
+    first_ranks = sorted({places.index(other) for other in places})
+    leader = everybody[0]
+    return Membership(
+        run=leader["run"],
+        attempt=leader["attempt"],
+        run_name=leader["run_name"],
+        project=leader["project"],
+        rank=rank,
+        world_size=world_size,
+        host=host,
+        node=first_ranks.index(places.index(place)),
+        local_ranks=tuple(index for index, other in enumerate(places) if other == place),
+        started_at=leader["started_at"],
+    )

@@ -1,0 +1,200 @@
+"""The session: what training code holds after `attach`."""
+
+import atexit
+import contextlib
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+from gradwire_protocol.identity import validate_name
+from gradwire_protocol.records import AttemptEnded, Points
+
+from gradwire.losses import Losses
+from gradwire.membership import Membership
+from gradwire.outlet import Outlet
+from gradwire.steering.steering import Steering
+from gradwire.timing.phases import Phases
+from gradwire.timing.recorder import Recorder
+from gradwire.timing.trace import StepTrace
+from gradwire.transport.reporter import DeliverySummary
+
+log = logging.getLogger("gradwire")
+
+# A dead server must not hold up the end of training longer than this, seconds.
+CLOSE_SECONDS = 5.0
+
+Status = Literal["finished", "failed", "interrupted"]
+
+
+class Session:
+    """One attached model: counts steps, hands over what was measured, and ends the attempt.
+
+    Nothing here raises into training; a fault of the agent is logged once per kind and training goes on. Made by
+    `gradwire.attach`, used by the training thread only.
+    """
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        phases: Phases,
+        recorder: Recorder,
+        steering: Steering,
+        losses: Losses,
+        outlet: Outlet,
+        uninstall: Callable[[], None],
+    ) -> None:
+        self._membership = membership
+        self._phases = phases
+        self._recorder = recorder
+        self._steering = steering
+        self._losses = losses
+        self._outlet = outlet
+        self._uninstall = uninstall
+        self._pid = os.getpid()
+        self._step_started_at = time.time()
+        self._is_closed = False
+        self._complaints: set[str] = set()
+        self.summary: DeliverySummary | None = None
+        atexit.register(self._close_at_exit)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run, the same on every rank."""
+        return self._membership.run
+
+    @property
+    def codec(self) -> str:
+        """Codec in use on all ranks."""
+        return self._steering.codec
+
+    @property
+    def current_step(self) -> int:
+        """Number of the step in progress; the first one is `start_step` + 1."""
+        return self._steering.step
+
+    def step(self, *, loss: Any = None, samples: int = 0, tokens: int = 0) -> None:
+        """End a training step; call it once per optimizer step on every rank.
+
+        Args:
+            loss: Number or tensor of one element on any device; read later, never synchronised.
+            samples: Training samples of this rank in the step.
+            tokens: Tokens of this rank in the step.
+        """
+        with self._guarded("step"):
+            began = time.perf_counter()
+            steering = self._steering
+            if loss is not None:
+                self._losses.note(steering.step, loss, float(samples or tokens or 1))
+            marks, syncs, end = self._phases.take()
+            trace = StepTrace(
+                step=steering.step,
+                epoch=steering.epoch,
+                codec=steering.codec,
+                is_settling=steering.is_settling,
+                marks=marks,
+                end=end,
+                started_at=self._step_started_at,
+                agent_seconds=steering.agent_seconds,
+                samples=int(samples),
+                tokens=int(tokens),
+                syncs=syncs,
+            )
+            self._step_started_at = time.time()
+            self._recorder.add(trace)
+            steering.step += 1
+            steering.agent_seconds = time.perf_counter() - began
+
+    def evaluate(self, **metrics: float) -> None:
+        """Report evaluation metrics of the last finished step; rank 0's values count, others' are ignored."""
+        if self._membership.rank != 0:
+            return
+        with self._guarded("evaluate"):
+            for name, value in metrics.items():
+                self._outlet.on_points(self._point(validate_name(name, field="metric"), float(value)))
+
+    @contextlib.contextmanager
+    def pause(self, reason: str = "") -> Iterator[None]:
+        """Keep evaluation or checkpointing out of the step's phases and out of throughput."""
+        self._phases.pause()
+        try:
+            yield
+        finally:
+            self._phases.resume()
+
+    def rollback(self, reason: str = "") -> None:
+        """Ask all ranks to go back to uncompressed training at the next pulse."""
+        self._steering.request_rollback(reason or "asked for by the training script")
+
+    def close(self, *, status: Status = "finished", exception: str = "") -> DeliverySummary | None:
+        """End the attempt and deliver what is left; returns within about five seconds, also with a dead server.
+
+        Compression ends on all ranks together at the next exchange, should training go on.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return self.summary
+        self._is_closed = True
+        atexit.unregister(self._close_at_exit)
+        with self._guarded("close"):
+            self._end(status, exception)
+        return self.summary
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close(status=_status_of(kind, error), exception=kind.__name__ if kind else "")
+
+    def _end(self, status: Status, exception: str) -> None:
+        self._steering.request_stop()
+        if status == "finished":
+            self._steering.finish_pulse()
+        self._uninstall()
+        self._recorder.close(CLOSE_SECONDS / 2)
+        ended = AttemptEnded(
+            at=time.time(), last_step=self._steering.step - 1, status=status, exception=exception[:200]
+        )
+        self.summary = self._outlet.close(ended, CLOSE_SECONDS)
+        if self.summary.num_undelivered:
+            log.warning(
+                "gradwire: %d measurements wait in %s; deliver them with: gradwire sync",
+                self.summary.num_undelivered,
+                self.summary.spool_path,
+            )
+
+    def _point(self, name: str, value: float) -> Points:
+        step = self._steering.step - 1
+        if math.isfinite(value):
+            return Points(name=name, steps=(step,), values=(value,), is_evaluation=True)
+        kind: Literal["nan", "+inf", "-inf"] = "nan" if math.isnan(value) else "+inf" if value > 0 else "-inf"
+        return Points(name=name, steps=(step,), values=(None,), kinds={"0": kind}, is_evaluation=True)
+
+    def _close_at_exit(self) -> None:
+        kind = getattr(sys, "last_type", None)
+        self.close(
+            status=_status_of(kind, getattr(sys, "last_value", None)), exception=kind.__name__ if kind else ""
+        )
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep the agent's own faults out of training; each kind is logged once."""
+        try:
+            yield
+        except Exception as error:
+            kind = f"{what}: {type(error).__name__}"
+            if kind not in self._complaints:
+                self._complaints.add(kind)
+                log.exception("gradwire: %s failed; training is not affected", what)
+
+
+def _status_of(kind: type[BaseException] | None, error: BaseException | None) -> Status:
+    if kind is None or (issubclass(kind, SystemExit) and getattr(error, "code", None) in (None, 0)):
+        return "finished"
+    return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"

@@ -1,0 +1,341 @@
+"""Steering: the exchange's observer on every rank, and the only place where a plan changes.
+
+A pulse goes out in the hook of the last bucket and is awaited in the hook of bucket 0 of the next exchange, the one
+place that every rank passes equally often. What the ranks agreed on there, all of them act on there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire_compression import BucketTiming, Exchange, Plan
+from gradwire_protocol.messages import Directive
+from gradwire_protocol.plans import PlanSpec
+from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
+from msgspec.structs import asdict
+
+from gradwire.errors import PlanMismatchError
+from gradwire.steering.ballot import Ballot, fits, try_preparing
+from gradwire.steering.cadence import Cadence
+from gradwire.steering.guard import Guard
+from gradwire.steering.pulse import GUARD_ROLLBACK, LOCAL_ROLLBACK, NO_ROLLBACK, Agreement, Facts, Pulse
+from gradwire.timing.clock import Clock
+from gradwire.timing.phases import Phases
+from gradwire.timing.recorder import Recorder
+from gradwire.timing.sums import own_durations
+from gradwire.timing.trace import BucketStamps, SyncTrace
+
+log = logging.getLogger("gradwire")
+
+# The first steps after a switch pay for caches and buffers and are kept out of comparisons.
+SETTLING_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who this process is among the ranks of the model."""
+
+    rank: int
+    world_size: int
+    host: str
+
+
+class Steering:
+    """Observer of one model's exchange.
+
+    Args:
+        pulse: None where no side group could be opened: then measured, not steered.
+        on_result: Called on every rank with a switch or refusal, inside the hook, and with whether this rank is the
+            one to report it; must not block.
+        on_event: Called with events of this rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: Member,
+        clock: Clock,
+        phases: Phases,
+        recorder: Recorder,
+        pulse: Pulse | None,
+        ballot: Ballot | None,
+        start_step: int,
+        on_result: Callable[[Result, bool], None],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._member = member
+        self._clock = clock
+        self._phases = phases
+        self._recorder = recorder
+        self._pulse = pulse
+        self._ballot = ballot
+        self._on_result = on_result
+        self._on_event = on_event
+        self._lock = threading.Lock()
+        self._cadence = Cadence()
+        self._sync: SyncTrace | None = None
+        self._previous_sync: SyncTrace | None = None
+        self._num_syncs = 0
+        # Directives are known to rank 0 only, until it announces their revision.
+        self._newest: Directive | None = None
+        self._seen_revision = 0
+        self._rollback = NO_ROLLBACK
+        self._rollback_reason = ""
+        self._is_stopping = False
+        # A directive made before an unasked rollback must not undo it.
+        self._unasked_rollback_epoch = 0
+        self.guard = Guard(is_armed=self._is_compressing, on_breach=self._on_breach)
+        self.exchange: Exchange | None = None
+        self.epoch = 0
+        self.since_step = start_step + 1
+        # The step in progress; `session.step` counts it up.
+        self.step = start_step + 1
+        self.agent_seconds = 0.0
+
+    # What the session and other threads ask for.
+
+    @property
+    def is_steered(self) -> bool:
+        """True while the pulse runs."""
+        return self._pulse is not None
+
+    @property
+    def codec(self) -> str:
+        """The codec that the exchange in progress really uses."""
+        exchange = self._exchange()
+        is_warm = self._num_syncs > exchange.plan.warmup_steps
+        return exchange.plan.codec if is_warm else "none"
+
+    @property
+    def is_settling(self) -> bool:
+        """True for steps that comparisons leave out."""
+        return self.step < self.since_step + SETTLING_STEPS or self._exchange().is_settling
+
+    def offer(self, directive: Directive) -> None:
+        """Take a directive from the server; rank 0 only, any thread."""
+        if not fits(directive):
+            reason = "the plan is larger than one broadcast"
+            refusal = Refusal(rank=self._member.rank, host=self._member.host, reason=reason)
+            self._on_result(self._refused(directive, (refusal,)), True)
+            return
+        with self._lock:
+            if self._newest is None or directive.revision > self._newest.revision:
+                self._newest = directive
+
+    def request_rollback(self, reason: str) -> None:
+        """Ask all ranks to go back to uncompressed at the next pulse; any thread."""
+        self._request(LOCAL_ROLLBACK, reason)
+
+    def request_stop(self) -> None:
+        """Ask all ranks to end compression and the pulse together."""
+        self._is_stopping = True
+
+    def finish_pulse(self) -> None:
+        """Take in a pulse that is still in flight, at the end of training."""
+        if self._pulse is not None and self._pulse.is_in_flight:
+            agreement = self._await_pulse(self._pulse)
+            if agreement is not None:
+                self._recorder.split(
+                    agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
+                )
+
+    # Observer of the exchange.
+
+    def begin_sync(self) -> None:
+        """Open the trace of this exchange and act on the pulse, before anything of it is sent."""
+        began = time.perf_counter()
+        self._num_syncs += 1
+        self._previous_sync, self._sync = self._sync, self._phases.begin_sync(self._num_syncs)
+        self._cadence.tick(began)
+        if self._pulse is not None and self._pulse.is_in_flight:
+            agreement = self._await_pulse(self._pulse)
+            if agreement is not None:
+                self._act(agreement)
+        self.agent_seconds += time.perf_counter() - began
+
+    def end_sync(self) -> None:
+        """Issue the pulse if it is due."""
+        began = time.perf_counter()
+        if self._pulse is not None and self._cadence.is_due(self._num_syncs):
+            try:
+                self._pulse.issue(self._facts())
+            except RuntimeError as error:
+                self._lose_steering(f"the pulse could not be sent: {error}")
+        self.agent_seconds += time.perf_counter() - began
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Note one bucket's stamps."""
+        sync = self._sync
+        if sync is not None:
+            sync.buckets.append(
+                BucketStamps(
+                    timing.index, timing.ready, timing.done, timing.codec, timing.logical_bytes, timing.wire_bytes
+                )
+            )
+
+    def nonfinite(self, parameters: tuple[str, ...]) -> None:
+        """Report that this rank's own gradient is not finite."""
+        names = ", ".join(parameters[:5]) + (f" and {len(parameters) - 5} more" if len(parameters) > 5 else "")
+        self._event(
+            "nonfinite", f"the gradient of {names} is not finite on rank {self._member.rank}", level="warning"
+        )
+
+    def result_nonfinite(self) -> None:
+        """Tell the guard that the averaged gradient is not finite."""
+        self.guard.observe_gradient(self.step, is_finite=False)
+
+    def flushed(self, num_steps: int, norm: float) -> None:
+        """Report that the carried-over error was paid back."""
+        self._event("flushed", f"carried-over error of norm {norm:.4g} was added over {num_steps} steps")
+
+    # Inside begin_sync.
+
+    def _act(self, agreement: Agreement) -> None:
+        self._cadence.agree(self._num_syncs - 1, agreement.interval)
+        self._recorder.split(
+            agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
+        )
+        if not agreement.has_equal_plans:
+            raise PlanMismatchError(
+                f"ranks disagree on the active plan at step {self.step}: rank {self._member.rank} holds "
+                f"{self._exchange().plan.to_dict()} of epoch {self.epoch}; restart from a checkpoint"
+            )
+        if agreement.is_stopping:
+            self._stop()
+        elif agreement.rollback != NO_ROLLBACK:
+            self._roll_back(agreement)
+        elif agreement.newest_revision > self._seen_revision:
+            self._vote()
+
+    def _vote(self) -> None:
+        assert self._ballot is not None, "a pulse without a ballot"
+        directive = self._ballot.share(self._newest)
+        self._seen_revision = directive.revision
+        exchange, plan = self._exchange(), Plan.from_dict(asdict(directive.plan))
+        is_rollback = directive.kind == "rollback"
+        prepared, refusal = None, None
+        if not is_rollback and directive.epoch < self._unasked_rollback_epoch:
+            refusal = f"made before the automatic rollback at step {self.since_step}; make it again to insist"
+        else:
+            prepared, refusal = try_preparing(lambda: exchange.prepare(plan))
+        refusals = self._ballot.vote(refusal)
+        if refusals:
+            self._on_result(self._refused(directive, refusals), self._member.rank == 0)
+            return
+        norm = self._switch(prepared, is_rollback=is_rollback)
+        switched = self._switched(directive.plan, "directive", directive.reason, norm, directive)
+        self._on_result(switched, self._member.rank == 0)
+
+    def _roll_back(self, agreement: Agreement) -> None:
+        exchange, cause = self._exchange(), "guard" if agreement.rollback == GUARD_ROLLBACK else "local"
+        norm = None
+        if exchange.plan.codec != "none":
+            norm = self._switch(exchange.prepare(Plan()), is_rollback=True)
+            self._unasked_rollback_epoch = self.epoch
+        switched = self._switched(PlanSpec(), cause, self._rollback_reason, norm, None)
+        self._on_result(switched, agreement.rollback_rank == self._member.rank)
+        with self._lock:
+            self._rollback, self._rollback_reason = NO_ROLLBACK, ""
+
+    def _switch(self, prepared: object, *, is_rollback: bool) -> float | None:
+        """Change the active plan; returns the norm dropped over all ranks, None if residuals were carried over."""
+        residuals: Literal["drop", "carry"] = "drop" if is_rollback else "carry"
+        report = self._exchange().switch(prepared, residuals=residuals)  # type: ignore[arg-type]
+        self.epoch += 1
+        self.since_step = self.step
+        self.guard.reset()
+        if report.residual_norm_dropped is None or self._ballot is None:
+            return None
+        return self._ballot.total_norm(report.residual_norm_dropped)
+
+    def _stop(self) -> None:
+        self._exchange().close()
+        self._pulse = None
+        self._recorder.stop_comparing("the session was closed")
+
+    # Helpers.
+
+    def _await_pulse(self, pulse: Pulse) -> Agreement | None:
+        try:
+            return pulse.await_result()
+        except RuntimeError as error:
+            self._lose_steering(f"the pulse did not come back: {error}")
+            return None
+
+    def _lose_steering(self, reason: str) -> None:
+        log.warning("gradwire: measured, no longer steered: %s", reason)
+        self._pulse = None
+        self._recorder.stop_comparing(reason)
+        self._event("unsteered", reason[:500], level="error")
+
+    def _facts(self) -> Facts:
+        exchange, previous = self._exchange(), self._previous_sync
+        durations: list[float] = []
+        if previous is not None and all(self._clock.is_ready(bucket.done) for bucket in previous.buckets):
+            durations = own_durations(previous, self._clock)
+        is_leader = self._member.rank == 0
+        with self._lock:
+            newest, rollback = self._newest, self._rollback
+        return Facts(
+            newest_revision=newest.revision if newest is not None else 0,
+            epoch=self.epoch,
+            plan_hash=exchange.plan.hash(),
+            layout_hash=exchange.layout_hash(),
+            sync=self._num_syncs,
+            rollback=rollback,
+            rollback_rank=self._member.rank if rollback != NO_ROLLBACK else -1,
+            is_stopping=self._is_stopping,
+            closes_window=is_leader and self._cadence.closes_window(time.perf_counter()),
+            interval=self._cadence.wanted_interval() if is_leader else float("inf"),
+            durations_sync=previous.number if previous is not None else 0,
+            durations=durations,
+        )
+
+    def _switched(
+        self,
+        plan: PlanSpec,
+        cause: Literal["directive", "local", "guard"],
+        reason: str,
+        norm: float | None,
+        directive: Directive | None,
+    ) -> Switched:
+        return Switched(
+            at=time.time(),
+            step=self.since_step,
+            epoch=self.epoch,
+            plan=plan,
+            num_ranks=self._member.world_size,
+            cause=cause,
+            revision=directive.revision if directive is not None else None,
+            is_rollback=directive is None or directive.kind == "rollback",
+            reason=reason,
+            residual_norm_dropped=norm,
+        )
+
+    def _refused(self, directive: Directive, refusals: tuple[Refusal, ...]) -> Refused:
+        return Refused(
+            at=time.time(), step=self.step, epoch=self.epoch, revision=directive.revision, refusals=refusals
+        )
+
+    def _event(self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        self._on_event(
+            Event(at=time.time(), step=self.step, kind=kind, message=message, rank=self._member.rank, level=level)
+        )
+
+    def _on_breach(self, reason: str) -> None:
+        self._request(GUARD_ROLLBACK, reason)
+
+    def _request(self, kind: int, reason: str) -> None:
+        with self._lock:
+            if kind > self._rollback:
+                self._rollback, self._rollback_reason = kind, reason
+
+    def _is_compressing(self) -> bool:
+        return self._exchange().plan.codec != "none"
+
+    def _exchange(self) -> Exchange:
+        assert self.exchange is not None, "attach sets the exchange before the first hook can run"
+        return self.exchange

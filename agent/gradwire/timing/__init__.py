@@ -1,0 +1,1 @@
+"""Clocks, phases of a step, exposure of communication, and the sums that windows hold."""

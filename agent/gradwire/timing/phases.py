@@ -1,0 +1,142 @@
+"""Marks the phases of the training thread: hooks on the model, the autograd engine and the optimizer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from gradwire.timing.clock import Clock, Stamp
+from gradwire.timing.trace import Phase, SyncTrace
+
+
+class Phases:
+    """Collects the marks of the step in progress.
+
+    `forward` lasts from the call of the model to the start of its backward pass, the loss included; where nothing
+    is differentiated it ends with the call. `tail` is what follows the last gradient until the next mark.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.marks: list[tuple[Phase, Stamp]] = [("data_wait", clock.stamp())]
+        self.syncs: list[SyncTrace] = []
+        self._is_paused = False
+        self._is_backward = False
+
+    def begin(self, phase: Phase) -> None:
+        """Say that `phase` begins now; inside a pause everything belongs to the pause."""
+        if not self._is_paused:
+            self.marks.append((phase, self._clock.stamp()))
+
+    def pause(self) -> None:
+        """Begin a pause."""
+        self.begin("pause")
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """End the pause; what follows is other work until a hook says more."""
+        self._is_paused = False
+        self.begin("other")
+
+    def begin_sync(self, number: int) -> SyncTrace:
+        """Open the trace of exchange `number`; called from the hook of the first bucket."""
+        # Where the model's outputs hide their tensors, this is the first sign of the pass.
+        self.begin_backward()
+        self.syncs.append(SyncTrace(number))
+        return self.syncs[-1]
+
+    def take(self) -> tuple[list[tuple[Phase, Stamp]], list[SyncTrace], Stamp]:
+        """Hand over the step's marks and exchanges, and begin the next step at the same stamp."""
+        end = self._clock.stamp()
+        marks, syncs = self.marks, self.syncs
+        self.marks, self.syncs = [("pause" if self._is_paused else "data_wait", end)], []
+        return marks, syncs, end
+
+    def begin_backward(self) -> None:
+        """Mark the start of a backward pass and have its end marked; once per pass, inside it.
+
+        The autograd engine runs the callback after the last node of the pass and before the model waits for its
+        buckets, whose own callback is queued later.
+        """
+        if self._is_backward:
+            return
+        self._is_backward = True
+        self.begin("backward")
+        try:
+            Variable._execution_engine.queue_callback(self._end_of_backward)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            # Join's shadow pass exchanges buckets outside any backward pass.
+            self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        self._is_backward = False
+        stamp = self._clock.stamp()
+        if self.syncs and self.syncs[-1].end_of_backward is None:
+            self.syncs[-1].end_of_backward = stamp
+            self._append("tail", stamp)
+        else:
+            # Nothing was exchanged in this pass: gradients are accumulated and the loader comes next.
+            self._append("data_wait", stamp)
+
+    def _append(self, phase: Phase, stamp: Stamp) -> None:
+        if not self._is_paused:
+            self.marks.append((phase, stamp))
+
+
+class InertHook:
+    """A module or optimizer hook that pickles and copies to nothing, so `torch.save(ddp)` keeps working."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Run the hook; what it returns never replaces inputs or outputs."""
+        self._function(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return nothing
+
+    def __reduce__(self) -> Any:
+        return (_return_nothing, ())
+
+
+def nothing(*args: Any) -> None:
+    """What a copied or loaded hook does."""
+
+
+def _return_nothing() -> Any:
+    return nothing
+
+
+def install(phases: Phases, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Any]:
+    """Hook `module` and `optimizer`; returns the handles that take the hooks away again."""
+
+    def before_forward(*_: Any) -> None:
+        phases.begin("forward")
+
+    def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+        leaves = [leaf for leaf in _tensors(output) if leaf.requires_grad and leaf.grad_fn is not None]
+        if not (leaves and torch.is_grad_enabled()):
+            phases.begin("other")
+            return
+        for leaf in leaves:
+            leaf.register_hook(before_backward)
+
+    def before_backward(_gradient: Tensor) -> None:
+        phases.begin_backward()
+
+    handles: list[Any] = [
+        module.register_forward_pre_hook(InertHook(before_forward)),
+        module.register_forward_hook(InertHook(after_forward)),
+    ]
+    if optimizer is not None:
+        handles.append(optimizer.register_step_pre_hook(InertHook(lambda *_: phases.begin("optimizer"))))
+        handles.append(optimizer.register_step_post_hook(InertHook(lambda *_: phases.begin("other"))))
+    return handles
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
