@@ -1,1 +1,33 @@
 """Codecs, kernels, error feedback, collectives and plans."""
+
+from gradwire_compression.codecs import registry
+from gradwire_compression.errors import (
+    CompressionError,
+    ExchangeError,
+    HookTakenError,
+    PlanError,
+    StateError,
+)
+from gradwire_compression.exchange import Exchange, Prepared, SwitchReport
+from gradwire_compression.hooks import ddp
+from gradwire_compression.observer import BucketTiming, Observer, Silence
+from gradwire_compression.plan import Decision, Plan, optimizer_class_name
+
+__all__ = [
+    "BucketTiming",
+    "CompressionError",
+    "Decision",
+    "Exchange",
+    "ExchangeError",
+    "HookTakenError",
+    "Observer",
+    "Plan",
+    "PlanError",
+    "Prepared",
+    "Silence",
+    "StateError",
+    "SwitchReport",
+    "ddp",
+    "optimizer_class_name",
+    "registry",
+]

@@ -1,0 +1,1 @@
+"""Collectives that average a bucket over the ranks of a group."""

@@ -1,0 +1,60 @@
+"""The one place that knows which name a torch release has for what we need."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+# torch 2.13 renamed it and warns about the old name.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work:
+    """Start the sum of `tensor` over the group, in place."""
+    return cast(Work, dist.all_reduce(tensor, group=group, async_op=True))
+
+
+def start_all_to_all(output: Tensor, source: Tensor, group: ProcessGroup) -> Work:
+    """Start the exchange of equal parts: part r of `source` goes to rank r; output[r] comes from rank r.
+
+    gloo returns garbage without a word when the size is not a multiple of the world size, so it is checked here.
+    """
+    assert source.numel() % dist.get_world_size(group) == 0
+    assert output.numel() == source.numel()
+    return cast(Work, dist.all_to_all_single(output, source, group=group, async_op=True))
+
+
+def start_all_gather(output: Tensor, source: Tensor, group: ProcessGroup) -> Work:
+    """Start gathering every rank's `source` into `output`, in rank order."""
+    assert output.numel() == source.numel() * dist.get_world_size(group)
+    return cast(Work, _all_gather(output, source, group=group, async_op=True))
+
+
+def group_timeout(group: ProcessGroup | None) -> timedelta:
+    """Return the time after which the group's collectives fail."""
+    members = group if group is not None else dist.group.WORLD
+    assert members is not None
+    backend = members._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    return cast(timedelta, backend.options._timeout)
+
+
+def new_side_group(group: ProcessGroup | None) -> ProcessGroup:
+    """Make a group of the same ranks, backend and time-out; every rank of `group` must call this."""
+    members = group if group is not None else dist.group.WORLD
+    assert members is not None
+    made = dist.new_group(
+        ranks=dist.get_process_group_ranks(members),
+        timeout=group_timeout(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=True,
+    )
+    return cast(ProcessGroup, made)
+
+
+def existing_hook(ddp_model: torch.nn.parallel.DistributedDataParallel) -> str:
+    """Return the name of the model's communication hook, empty if it has none."""
+    return str(ddp_model._get_ddp_logging_data().get("comm_hook", ""))

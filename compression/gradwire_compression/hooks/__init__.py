@@ -1,0 +1,1 @@
+"""Hooks that hand the buckets of a framework to an exchange."""

@@ -1,0 +1,1 @@
+"""Kernels by operation: a plain reference beside each compiled one, chosen by device."""

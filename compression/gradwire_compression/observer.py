@@ -1,0 +1,112 @@
+"""What the exchange tells its caller: when a synchronised step begins and ends, and what each bucket cost."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTiming:
+    """One bucket's way through the exchange on this rank; times are stamps of the exchange's clock, seconds."""
+
+    # The synchronised step it belongs to, from 1.
+    step: int
+    index: int
+    # Buckets of the last complete step; 0 until one is complete.
+    num_buckets: int
+    # The hook was called; the averaged bucket was there.
+    ready: float
+    done: float
+    # (begin, end, "encode" or "decode") in the order of their beginning.
+    codec: tuple[tuple[float, float, str], ...]
+    # What the model asked to average.
+    logical_bytes: int
+    # What this rank sent: scales, padding and exempt tensors included.
+    wire_bytes: int
+
+
+class Observer(Protocol):
+    """Implemented by the caller; what it raises is logged once per method and never reaches training."""
+
+    def begin_sync(self) -> None:
+        """Called in the hook of bucket 0 before anything of this step is sent; may call `Exchange.switch`."""
+
+    def end_sync(self) -> None:
+        """Called in the hook of the last bucket, after its exchange was issued."""
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Called on any thread when a bucket is averaged; must not block."""
+
+    def nonfinite(self, parameters: tuple[str, ...]) -> None:
+        """Called on any thread: this rank's own gradient was not finite in these parameters (codecs only)."""
+
+    def result_nonfinite(self) -> None:
+        """Called on any thread: the averaged result of a bucket is not finite, on every rank (codecs only)."""
+
+    def flushed(self, num_steps: int, norm: float) -> None:
+        """Called in the hook of bucket 0: a flush ended after `num_steps`; `norm` was this rank's residual."""
+
+
+class Silence:
+    """The observer of nobody."""
+
+    def begin_sync(self) -> None:
+        """Do nothing."""
+
+    def end_sync(self) -> None:
+        """Do nothing."""
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Do nothing."""
+
+    def nonfinite(self, parameters: tuple[str, ...]) -> None:
+        """Do nothing."""
+
+    def result_nonfinite(self) -> None:
+        """Do nothing."""
+
+    def flushed(self, num_steps: int, norm: float) -> None:
+        """Do nothing."""
+
+
+class GuardedObserver:
+    """Forwards to an observer and keeps what it raises away from training."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._logged: set[str] = set()
+
+    def begin_sync(self) -> None:
+        """Forward."""
+        self._call(self._observer.begin_sync)
+
+    def end_sync(self) -> None:
+        """Forward."""
+        self._call(self._observer.end_sync)
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Forward."""
+        self._call(self._observer.bucket_done, timing)
+
+    def nonfinite(self, parameters: tuple[str, ...]) -> None:
+        """Forward."""
+        self._call(self._observer.nonfinite, parameters)
+
+    def result_nonfinite(self) -> None:
+        """Forward."""
+        self._call(self._observer.result_nonfinite)
+
+    def flushed(self, num_steps: int, norm: float) -> None:
+        """Forward."""
+        self._call(self._observer.flushed, num_steps, norm)
+
+    def _call(self, method: Callable[..., None], *args: Any) -> None:
+        try:
+            method(*args)
+        except Exception:
+            if method.__name__ not in self._logged:
+                self._logged.add(method.__name__)
+                _log.exception("observer.%s raised; training goes on, further ones are not logged", method.__name__)
