@@ -52,15 +52,19 @@ class VerdictView(Struct, frozen=True, kw_only=True):
     # Speed-up to expect of `suggested_codec`, from the share and the wire ratio; of `worth_it`.
     suggested_codec: str = "int8"
     expected_speedup: float | None = None
+    # What encoding and decoding cost, as a share of the uncompressed step; reason "assumed" until it is measured.
+    codec_cost: Measure = Measure()
     # Remaining seconds with and without the suggestion, where the total is known.
     remaining_seconds: float | None = None
     remaining_seconds_expected: float | None = None
     # More uncompressed steps needed to decide, and how long they take; of `cannot_say`.
     more_steps: int | None = None
     more_seconds: float | None = None
-    # Largest phase other than communication: "data_wait", "forward", "backward", "optimizer", "other".
+    # Largest part that compression cannot shorten: "data_wait", "forward", "backward", "optimizer",
+    # "straggler_wait", "other".
     largest_other: str = ""
     largest_other_share: float | None = None
+    # One of `verdict.reasons`, or of `not_measured` the agent's own words.
     reason: str = ""
 
 
@@ -97,7 +101,7 @@ class QualityView(Struct, frozen=True, kw_only=True):
     """Quality against the chosen baseline run, three-valued."""
 
     state: Literal["within_limit", "breach", "cannot_tell", "no_evidence"]
-    # "no_baseline", "too_few_checks", "no_common_steps", "" otherwise
+    # "no_baseline", "too_few_checks", "no_common_steps"; "nonfinite" of a breach by NaN or infinity; "" otherwise
     reason: str = ""
     metric: str = ""
     baseline_id: str = ""
@@ -139,6 +143,8 @@ class CodecChoice(Struct, frozen=True, kw_only=True):
     extra_memory_bytes: int | None = None
     # Speed relative to uncompressed steps, from the exposed transfer share and the wire ratio; None if unknown.
     expected_speedup: float | None = None
+    # What encoding and decoding cost, as a share of the uncompressed step; reason "assumed" until it is measured.
+    codec_cost: Measure = Measure()
     refusal: str = ""
     safe_alternative: str = ""
 

@@ -1,0 +1,1 @@
+"""Series of a run: windows of steps with their rollups, and user points."""

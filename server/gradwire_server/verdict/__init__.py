@@ -1,0 +1,1 @@
+"""The arithmetic behind verdicts and savings: pure functions on sums of steps."""

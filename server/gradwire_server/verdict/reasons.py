@@ -1,0 +1,35 @@
+"""Why a measure has no value: parts of a sentence after "because", which pages translate."""
+
+NO_STEPS = "no step has been measured so far"
+NO_UNCOMPRESSED_STEPS = "there are too few uncompressed steps of this attempt to compare with"
+TOO_FEW_STEPS = "too few steps have been measured so far"
+ACROSS_LINE = "the difference is smaller than the steps vary"
+ON_LINE = "the share lies on the line, and more steps will hardly tell"
+ONE_RANK = "a single process sends nothing"
+NO_TOTAL = "the total number of steps is not known"
+NO_TRANSFER = "the agent reported no transfer times"
+NO_SUGGESTION = "this training can run no codec that would send less"
+NO_LINK = "the speed of the link is not known"
+NO_COMMUNICATION = "nothing was sent"
+IS_COMPRESSED = "compression is on"
+IS_UNCOMPRESSED = "compression is off"
+IS_OVER = "the training has ended"
+ASSUMED = "assumed"
+
+ALL = (
+    NO_STEPS,
+    NO_UNCOMPRESSED_STEPS,
+    TOO_FEW_STEPS,
+    ACROSS_LINE,
+    ON_LINE,
+    ONE_RANK,
+    NO_TOTAL,
+    NO_TRANSFER,
+    NO_SUGGESTION,
+    NO_LINK,
+    NO_COMMUNICATION,
+    IS_COMPRESSED,
+    IS_UNCOMPRESSED,
+    IS_OVER,
+    ASSUMED,
+)
