@@ -1,0 +1,1 @@
+"""One file per revision, each spelling out its DDL."""

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, login links, sessions and the headers that guard browsers."""

@@ -1,0 +1,1 @@
+"""Changes that people ask for, and what the training made of them."""

@@ -1,0 +1,1 @@
+"""News of runs, to browsers and to waiting agents."""
