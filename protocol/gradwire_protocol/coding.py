@@ -51,8 +51,9 @@ def decode_batch(body: bytes) -> Batch:
     batch = decode(body, Batch)
     if batch.protocol != PROTOCOL:
         raise MalformedError(f"protocol {batch.protocol}; wanted: {PROTOCOL}", field="protocol")
-    validate_id(batch.run, field="run")
-    validate_id(batch.attempt, field="attempt")
+    # Ids are compared as text, so they are kept in their one usual form.
+    batch.run = validate_id(batch.run, field="run")
+    batch.attempt = validate_id(batch.attempt, field="attempt")
     validate_name(batch.model, field="model")
     check_integers(node=batch.node, number=batch.number, num_dropped=batch.num_dropped)
     if batch.number < 1:
@@ -78,6 +79,7 @@ def validate_record(record: Record, *, field: str) -> None:
     if isinstance(record, AttemptStarted):
         validate_name(record.run_name, field=f"{field}.run_name")
         validate_name(record.project, field=f"{field}.project")
+        _validate_facts(record, field)
         validate_plan(record.plan, field=f"{field}.plan")
     elif isinstance(record, StepWindow):
         _validate_window(record, field)
@@ -85,6 +87,7 @@ def validate_record(record: Record, *, field: str) -> None:
         _validate_points(record, field)
     elif isinstance(record, Event):
         check_integers(**{f"{field}.step": record.step})
+        _check_word(record.kind, field=f"{field}.kind")
         check_text(record.message, field=f"{field}.message")
     elif isinstance(record, Switched):
         check_integers(**{f"{field}.step": record.step, f"{field}.epoch": record.epoch})
@@ -117,9 +120,38 @@ def check_integers(**values: int) -> None:
             raise MalformedError(f"{field} is {value}; wanted: 0 to {limits.MAX_INTEGER}", field=field)
 
 
+def _check_word(word: str, *, field: str) -> None:
+    if not 0 < len(word) <= limits.MAX_WORD_CHARACTERS:
+        raise MalformedError(
+            f"{word[: limits.MAX_WORD_CHARACTERS]!r} has {len(word)} characters; "
+            f"wanted: 1 to {limits.MAX_WORD_CHARACTERS}",
+            field=field,
+        )
+
+
+def _validate_facts(facts: AttemptStarted, field: str) -> None:
+    names = ("world_size", "num_elements", "gradient_bytes", "start_step")
+    check_integers(**{f"{field}.{name}": getattr(facts, name) for name in names})
+    totals = {"total_steps": facts.total_steps, "total_tokens": facts.total_tokens}
+    check_integers(**{f"{field}.{name}": value for name, value in totals.items() if value is not None})
+    validate_name(facts.node.host, field=f"{field}.node.host")
+    if not 0 < len(facts.node.ranks) <= limits.MAX_RANKS_PER_NODE:
+        raise MalformedError(
+            f"{len(facts.node.ranks)} ranks; wanted: 1 to {limits.MAX_RANKS_PER_NODE}", field=f"{field}.node.ranks"
+        )
+    for rank in facts.node.ranks:
+        if not 0 <= rank < facts.world_size:
+            raise MalformedError(
+                f"rank {rank}; wanted: 0 to {facts.world_size - 1}, the world size less one",
+                field=f"{field}.node.ranks",
+            )
+
+
 def _validate_window(window: StepWindow, field: str) -> None:
     names = ("first_step", "last_step", "num_steps", "num_rank_steps", "epoch", "logical_bytes", "wire_bytes")
     check_integers(**{f"{field}.{name}": getattr(window, name) for name in (*names, "samples", "tokens")})
+    _check_word(window.codec, field=f"{field}.codec")
+    check_text(window.unknown_reason, field=f"{field}.unknown_reason")
     if window.last_step < window.first_step:
         raise MalformedError(
             f"last_step {window.last_step} is before first_step {window.first_step}",
@@ -159,6 +191,10 @@ def _validate_points(points: Points, field: str) -> None:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Turn msgspec's "... - at `$.records[0].step`" into message and path."""
+    """Turn msgspec's "... - at `$.records[0].step`" into message and path; a missing field's name ends the path."""
     message, _, path = text.partition(" - at `")
-    return message, path.removesuffix("`").removeprefix("$.").removeprefix("$")
+    place = path.removesuffix("`").removeprefix("$.").removeprefix("$")
+    _, is_missing, name = message.partition("missing required field `")
+    if not is_missing:
+        return message, place
+    return message, ".".join(part for part in (place, name.removesuffix("`")) if part)

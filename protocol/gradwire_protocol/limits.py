@@ -12,6 +12,9 @@ MAX_POINTS_PER_RECORD = 1000
 # Names are shown in tables and become labels; nobody reads more.
 MAX_NAME_CHARACTERS = 200
 
+# Words that people do not choose: kinds of events, codecs. They are stored in columns of this width.
+MAX_WORD_CHARACTERS = 40
+
 # Free text: reasons, messages of events, refusals.
 MAX_TEXT_CHARACTERS = 2000
 

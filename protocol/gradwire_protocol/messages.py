@@ -76,6 +76,24 @@ class RollbackRequest(Struct, kw_only=True):
     reason: str = ""
 
 
+class ChangeAnswer(Struct, kw_only=True):
+    """Answer to a request for a change, in one sentence; `is_new` is false where there was nothing to do.
+
+    `directive` is the one that now waits for the training, None when none does.
+    """
+
+    directive: Directive | None = None
+    is_new: bool
+    message: str
+
+
+class ReasonRequest(Struct, kw_only=True):
+    """Add a reason to a change after it was made."""
+
+    reason: str
+    model: str = "model"
+
+
 class BaselineRequest(Struct, kw_only=True):
     """Choose the run that quality is compared with; None takes the choice back."""
 
@@ -85,8 +103,8 @@ class BaselineRequest(Struct, kw_only=True):
 class ErrorDetail(Struct, kw_only=True):
     """What was wrong, what was got, what is wanted."""
 
-    # "malformed", "invalid", "too_large", "unauthorized", "forbidden", "not_found", "conflict", "gap",
-    # "closed", "unavailable", "internal"
+    # "malformed", "invalid", "too_large", "timeout", "unauthorized", "forbidden", "not_found", "method_not_allowed",
+    # "conflict", "gap", "closed", "unavailable", "internal"
     code: str
     message: str
     field: str = ""
