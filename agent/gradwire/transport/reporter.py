@@ -11,8 +11,8 @@ from msgspec import Struct
 class DeliverySummary(Struct, frozen=True, kw_only=True):
     """What became of everything a rank reported.
 
-    Each number counts measurements: a window, an event or a single value of a metric is one. On ranks other than the
-    node's first, "delivered" means taken by the node's first rank.
+    Each number counts measurements: a window, an event or a single value of a metric is one. On ranks other than
+    the node's first, "delivered" means taken by the node's first rank.
     """
 
     num_delivered: int = 0
@@ -47,7 +47,7 @@ class Reporter(Protocol):
     def announce(self, result: Result) -> None:
         """Tell a waiting `gradwire rollback --local` how it went, without reporting the record to the server.
 
-        For the first ranks of nodes other than the one that reports the result itself; `report` of a result implies it.
+        For ranks other than the one that reports the result itself; `report` of a result implies it.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""Everything between a rank's record and the server's storage of it."""
