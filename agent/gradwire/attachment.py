@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gradwire_compression import Exchange, attach_ddp
+from gradwire_compression import Exchange, HookTakenError, PlanError, ddp, optimizer_class_name
 from gradwire_protocol.plans import PlanSpec
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,7 @@ from gradwire.settings import Settings, read_settings
 from gradwire.steering.ballot import Ballot
 from gradwire.steering.pulse import Pulse
 from gradwire.steering.steering import Member, Steering
-from gradwire.timing.clock import clock_for
+from gradwire.timing.clock import Clock, clock_for
 from gradwire.timing.phases import Phases, install
 from gradwire.timing.recorder import Recorder
 from gradwire.transport.node import open_reporter
@@ -81,7 +81,7 @@ def attach(
     settings = read_settings({key: value for key, value in locals().items() if key not in ("model", "optimizer")})
     parameters = _trainable(model)
     group = model.process_group
-    optimizer_class = type(optimizer).__name__ if optimizer is not None else None
+    optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
     pulse_group, unsteered_reason = _side_group(group)
     membership = join(settings, pulse_group or group, time.time())
     member = Member(membership.rank, membership.world_size, membership.host)
@@ -104,15 +104,7 @@ def attach(
         on_result=outlet.on_result,
         on_event=outlet.on_event,
     )
-    exchange = Exchange(
-        parameters,
-        group,
-        plan=plan_of(settings.plan),
-        optimizer_class=optimizer_class,
-        observer=steering,
-        clock=clock.stamp,
-    )
-    steering.exchange = exchange
+    exchange = steering.exchange = _exchange(model, settings, parameters, optimizer_class, steering, clock)
     started = attempt_started(
         settings,
         membership,
@@ -122,7 +114,6 @@ def attach(
         optimizer_class=optimizer_class,
         unsteered_reason=unsteered_reason,
     )
-    attach_ddp(model, exchange)
     handles = install(phases, model, optimizer)
     outlet.open(
         open_reporter(
@@ -165,6 +156,30 @@ def _trainable(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Param
     if not parameters:
         raise AttachError("the model has no parameter that requires a gradient, so nothing is exchanged")
     return parameters
+
+
+def _exchange(
+    model: DistributedDataParallel,
+    settings: Settings,
+    parameters: list[tuple[str, torch.nn.Parameter]],
+    optimizer_class: str | None,
+    observer: Steering,
+    clock: Clock,
+) -> Exchange:
+    """Put the exchange behind the model's one hook."""
+    try:
+        exchange = Exchange(
+            parameters,
+            model.process_group,
+            plan=plan_of(settings.plan),
+            optimizer_class=optimizer_class,
+            observer=observer,
+            clock=clock.stamp,
+        )
+        ddp.attach_ddp(model, exchange)
+    except (HookTakenError, PlanError) as error:
+        raise AttachError(str(error)) from error
+    return exchange
 
 
 def _side_group(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup | None, str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gradwire_compression import Exchange, Plan, PlanError, kernel_notes, registry
+from gradwire_compression import Exchange, Plan, PlanError, registry
+from gradwire_compression.plan import check_optimizer
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts
 from msgspec.structs import asdict
@@ -28,7 +29,7 @@ def attempt_started(
     """Return the first record of this node's stream."""
     device = parameters[0].device
     codecs = registry.available()
-    notes = list(kernel_notes())
+    notes: list[str] = []
     if unsteered_reason:
         notes.append(unsteered_reason)
     return AttemptStarted(
@@ -51,19 +52,19 @@ def attempt_started(
         better=dict(settings.better),
         codecs=codecs,
         codec_memory_bytes={name: exchange.memory_bytes(Plan(codec=name)) for name in codecs},
-        refused_codecs=refused_codecs(exchange, codecs),
+        refused_codecs=refused_codecs(optimizer_class, codecs),
         is_steered=not unsteered_reason,
         notes=tuple(notes),
-        versions={"torch": torch.__version__},
+        versions={"torch": str(torch.__version__)},
     )
 
 
-def refused_codecs(exchange: Exchange, codecs: tuple[str, ...]) -> dict[str, str]:
-    """Return the codecs that this model's exchange would refuse, with the sentence why."""
+def refused_codecs(optimizer_class: str | None, codecs: tuple[str, ...]) -> dict[str, str]:
+    """Return the codecs that are refused under this optimizer, with the sentence why."""
     refused = {}
     for name in codecs:
         try:
-            exchange.check(Plan(codec=name))
+            check_optimizer(Plan(codec=name), optimizer_class)
         except PlanError as error:
             refused[name] = str(error)
     return refused

@@ -7,8 +7,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
+from gradwire_compression.collectives.compat import group_timeout
 
 # Opening a side group must not hold up training for the model group's half hour.
 OPEN_SECONDS = 20.0
@@ -24,7 +24,7 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
     """
     try:
         with _interface():
-            group = dist.new_group(
+            group: dist.ProcessGroup = dist.new_group(
                 ranks=dist.get_process_group_ranks(model_group),
                 backend="gloo",
                 timeout=datetime.timedelta(seconds=OPEN_SECONDS),
@@ -38,14 +38,6 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
             "reaches the other nodes"
         ) from error
     return group
-
-
-def group_timeout(group: dist.ProcessGroup) -> datetime.timedelta:
-    """Return how long an operation of `group` may take."""
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    options = getattr(group._get_backend(device), "options", None)
-    timeout = getattr(options, "_timeout", None)
-    return timeout if isinstance(timeout, datetime.timedelta) else dist.default_pg_timeout
 
 
 @contextlib.contextmanager

@@ -162,12 +162,6 @@ class Session:
             at=time.time(), last_step=self._steering.step - 1, status=status, exception=exception[:200]
         )
         self.summary = self._outlet.close(ended, CLOSE_SECONDS)
-        if self.summary.num_undelivered:
-            log.warning(
-                "gradwire: %d measurements wait in %s; deliver them with: gradwire sync",
-                self.summary.num_undelivered,
-                self.summary.spool_path,
-            )
 
     def _point(self, name: str, value: float) -> Points:
         step = self._steering.step - 1

@@ -85,6 +85,7 @@ class Steering:
         self._rollback = NO_ROLLBACK
         self._rollback_reason = ""
         self._is_stopping = False
+        self._is_stopped = False
         # A directive made before an unasked rollback must not undo it.
         self._unasked_rollback_epoch = 0
         self.guard = Guard(is_armed=self._is_compressing, on_breach=self._on_breach)
@@ -132,6 +133,7 @@ class Steering:
     def request_stop(self) -> None:
         """Ask all ranks to end compression and the pulse together."""
         self._is_stopping = True
+        self._is_stopped = self._pulse is None
 
     def finish_pulse(self) -> None:
         """Take in a pulse that is still in flight, at the end of training."""
@@ -146,6 +148,8 @@ class Steering:
 
     def begin_sync(self) -> None:
         """Open the trace of this exchange and act on the pulse, before anything of it is sent."""
+        if self._is_stopped:
+            return
         began = time.perf_counter()
         self._num_syncs += 1
         self._previous_sync, self._sync = self._sync, self._phases.begin_sync(self._num_syncs)
@@ -169,7 +173,7 @@ class Steering:
     def bucket_done(self, timing: BucketTiming) -> None:
         """Note one bucket's stamps."""
         sync = self._sync
-        if sync is not None:
+        if sync is not None and not self._is_stopped:
             sync.buckets.append(
                 BucketStamps(
                     timing.index, timing.ready, timing.done, timing.codec, timing.logical_bytes, timing.wire_bytes
@@ -230,7 +234,8 @@ class Steering:
         self._on_result(switched, self._member.rank == 0)
 
     def _roll_back(self, agreement: Agreement) -> None:
-        exchange, cause = self._exchange(), "guard" if agreement.rollback == GUARD_ROLLBACK else "local"
+        exchange = self._exchange()
+        cause: Literal["local", "guard"] = "guard" if agreement.rollback == GUARD_ROLLBACK else "local"
         norm = None
         if exchange.plan.codec != "none":
             norm = self._switch(exchange.prepare(Plan()), is_rollback=True)
@@ -254,7 +259,7 @@ class Steering:
     def _stop(self) -> None:
         self._exchange().close()
         self._pulse = None
-        self._recorder.stop_comparing("the session was closed")
+        self._is_stopped = True
 
     # Helpers.
 

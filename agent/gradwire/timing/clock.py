@@ -62,11 +62,11 @@ class CudaClock:
 
     def is_ready(self, stamp: torch.cuda.Event) -> bool:
         """Ask the driver without waiting; `seconds` is only called after this said yes."""
-        return stamp.query()
+        return bool(stamp.query())
 
     def seconds(self, stamp: torch.cuda.Event) -> float:
         """Return reference time plus the device's own measure since then."""
-        return self._reference_seconds + self._reference.elapsed_time(stamp) / 1e3
+        return self._reference_seconds + float(self._reference.elapsed_time(stamp)) / 1e3
 
 
 def clock_for(device: torch.device) -> Clock:

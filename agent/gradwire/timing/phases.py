@@ -11,6 +11,9 @@ from torch.utils._pytree import tree_leaves
 from gradwire.timing.clock import Clock, Stamp
 from gradwire.timing.trace import Phase, SyncTrace
 
+# Exchanges kept while nobody calls `session.step()`.
+_MAX_UNCLAIMED = 1000
+
 
 class Phases:
     """Collects the marks of the step in progress.
@@ -45,6 +48,8 @@ class Phases:
         """Open the trace of exchange `number`; called from the hook of the first bucket."""
         # Where the model's outputs hide their tensors, this is the first sign of the pass.
         self.begin_backward()
+        if len(self.syncs) >= _MAX_UNCLAIMED:
+            self.take()
         self.syncs.append(SyncTrace(number))
         return self.syncs[-1]
 
@@ -66,7 +71,7 @@ class Phases:
         self._is_backward = True
         self.begin("backward")
         try:
-            Variable._execution_engine.queue_callback(self._end_of_backward)  # type: ignore[no-untyped-call]
+            Variable._execution_engine.queue_callback(self._end_of_backward)
         except RuntimeError:
             # Join's shadow pass exchanges buckets outside any backward pass.
             self._end_of_backward()

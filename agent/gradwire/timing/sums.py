@@ -1,6 +1,5 @@
 """Adds steps up into a window: marks become phase seconds, exchanges become exposed and overlapped seconds."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,6 +83,7 @@ class WindowSums:
         seconds.encode += sum(exposure.encode for exposure in exposures)
         seconds.decode += sum(exposure.decode for exposure in exposures)
         seconds.agent += trace.agent_seconds
+        self._window.wall_seconds += step_seconds
         self._count(trace, step_seconds - phases["pause"])
 
     def _expose(self, sync: SyncTrace, clock: Clock, transfers: Sequence[float] | None) -> Exposure:
@@ -123,7 +123,6 @@ class WindowSums:
         else:
             window.unknown_reason = self._unknown_reason or NOT_COMPARED
         window.seconds = seconds
-        window.wall_seconds = max(0.0, time.time() - window.started_at)
         window.ranks = (
             RankSums(rank=self._rank, step_seconds=seconds.step, straggler_wait_seconds=seconds.straggler_wait),
         )
