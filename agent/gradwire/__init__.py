@@ -5,25 +5,29 @@
 Importing this package does not import torch; `attach` does.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradwire.errors import AttachError, GradwireError, PlanMismatchError, SettingError
+from gradwire.errors import AttachError, GradwireError, SettingError
 
 if TYPE_CHECKING:
+    from gradwire_compression import PlanMismatchError
+
     from gradwire.attachment import attach
     from gradwire.session import Session
 
 __all__ = ["AttachError", "GradwireError", "PlanMismatchError", "Session", "SettingError", "attach"]
 
+# What needs torch is imported when it is first asked for.
+_LAZY = {
+    "PlanMismatchError": "gradwire_compression",
+    "Session": "gradwire.session",
+    "attach": "gradwire.attachment",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
-    if name == "attach":
-        from gradwire.attachment import attach
-
-        return attach
-    if name == "Session":
-        from gradwire.session import Session
-
-        return Session
-    raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
+    """Import the part that `name` lives in."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'gradwire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

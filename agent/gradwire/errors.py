@@ -3,14 +3,14 @@
 GradwireError
 ├── SettingError        an argument or environment variable of `attach` is not acceptable
 ├── AttachError         the model cannot be attached to
-├── PlanMismatchError   ranks hold different plans; training stops before the gradients mix
 ├── SpoolError          a spool folder cannot be used
 │   └── SpoolBusyError  another live process holds it
 ├── UnreachableError    the server gave no answer
 └── AnswerError         the server answered with an error
 
-After `attach` returned only PlanMismatchError reaches training code; the last three stay inside the agent's threads
-and end up as sentences of the `gradwire` command.
+After `attach` returned none of them reaches training code; the last three stay inside the agent's threads and end
+up as sentences of the `gradwire` command. Ranks that hold different plans stop with the compression room's
+PlanMismatchError, from inside backward.
 """
 
 from gradwire_protocol.messages import ErrorDetail
@@ -28,12 +28,8 @@ class AttachError(GradwireError, RuntimeError):
     """Raised when a model cannot be attached to; the text says what to change."""
 
 
-class PlanMismatchError(GradwireError, RuntimeError):
-    """Raised when ranks hold different plans: their gradients would mix silently, so training stops by name."""
-
-
 class SpoolError(GradwireError, OSError):
-    """Raised when a spool folder cannot be used; the text names the folder, the reason and the setting to change."""
+    """Raised when a spool folder cannot be used; names the folder, the reason and the setting to change."""
 
 
 class SpoolBusyError(SpoolError):

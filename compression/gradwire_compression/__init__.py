@@ -6,6 +6,7 @@ from gradwire_compression.errors import (
     ExchangeError,
     HookTakenError,
     PlanError,
+    PlanMismatchError,
     StateError,
 )
 from gradwire_compression.exchange import Exchange, Prepared, SwitchReport
@@ -23,6 +24,7 @@ __all__ = [
     "Observer",
     "Plan",
     "PlanError",
+    "PlanMismatchError",
     "Prepared",
     "Silence",
     "StateError",

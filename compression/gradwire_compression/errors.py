@@ -4,6 +4,7 @@ CompressionError
 ├── PlanError             a plan is not acceptable here; nothing was changed
 ├── HookTakenError        the DDP model already has a communication hook
 ├── StateError            a saved state does not belong to this model
+├── PlanMismatchError     ranks hold different plans; the one error that an observer may stop training with
 └── ExchangeError         encoding, sending or decoding a bucket failed
 """
 
@@ -26,3 +27,7 @@ class StateError(CompressionError, ValueError):
 
 class ExchangeError(CompressionError):
     """Raised in backward when a bucket could not be averaged; names the codec, the cause is chained."""
+
+
+class PlanMismatchError(CompressionError):
+    """Raised in backward when ranks hold different plans: their gradients would mix silently; restart the job."""

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gradwire_compression.errors import PlanMismatchError
+
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +31,11 @@ class BucketTiming:
 
 
 class Observer(Protocol):
-    """Implemented by the caller; what it raises is logged once per method and never reaches training."""
+    """Implemented by the caller.
+
+    What it raises is logged once per method and never reaches training, but for `PlanMismatchError` from `begin_sync`,
+    which fails the backward pass.
+    """
 
     def begin_sync(self) -> None:
         """Called in the hook of bucket 0 before anything of this step is sent; may call `Exchange.switch`."""
@@ -106,6 +112,8 @@ class GuardedObserver:
     def _call(self, method: Callable[..., None], *args: Any) -> None:
         try:
             method(*args)
+        except PlanMismatchError:
+            raise
         except Exception:
             if method.__name__ not in self._logged:
                 self._logged.add(method.__name__)

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire_compression import BucketTiming, Exchange, Plan
+from gradwire_compression import BucketTiming, Exchange, Plan, PlanMismatchError
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
 from msgspec.structs import asdict
 
-from gradwire.errors import PlanMismatchError
 from gradwire.steering.ballot import Ballot, fits, try_preparing
 from gradwire.steering.cadence import Cadence
 from gradwire.steering.guard import Guard
