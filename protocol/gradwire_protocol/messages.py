@@ -103,8 +103,8 @@ class BaselineRequest(Struct, kw_only=True):
 class ErrorDetail(Struct, kw_only=True):
     """What was wrong, what was got, what is wanted."""
 
-    # "malformed", "invalid", "too_large", "timeout", "unauthorized", "forbidden", "not_found", "method_not_allowed",
-    # "conflict", "gap", "closed", "unavailable", "internal"
+    # "malformed", "invalid", "too_large", "timeout", "unauthorized", "forbidden", "not_found",
+    # "method_not_allowed", "conflict", "gap", "closed", "unavailable", "internal"
     code: str
     message: str
     field: str = ""
