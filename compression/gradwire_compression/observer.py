@@ -33,8 +33,8 @@ class BucketTiming:
 class Observer(Protocol):
     """Implemented by the caller.
 
-    What it raises is logged once per method and never reaches training, but for `PlanMismatchError` from `begin_sync`,
-    which fails the backward pass.
+    What it raises is logged once per method and never reaches training, but for `PlanMismatchError` from
+    `begin_sync`, which fails the backward pass.
     """
 
     def begin_sync(self) -> None:

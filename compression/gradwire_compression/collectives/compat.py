@@ -39,7 +39,7 @@ def group_timeout(group: ProcessGroup | None) -> timedelta:
     members = group if group is not None else dist.group.WORLD
     assert members is not None
     backend = members._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
-    return cast(timedelta, backend.options._timeout)
+    return backend.options._timeout
 
 
 def new_side_group(group: ProcessGroup | None) -> ProcessGroup:
@@ -57,4 +57,5 @@ def new_side_group(group: ProcessGroup | None) -> ProcessGroup:
 
 def existing_hook(ddp_model: torch.nn.parallel.DistributedDataParallel) -> str:
     """Return the name of the model's communication hook, empty if it has none."""
-    return str(ddp_model._get_ddp_logging_data().get("comm_hook", ""))
+    facts = ddp_model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return str(facts.get("comm_hook", ""))

@@ -1,0 +1,1 @@
+"""A cast for a native all-reduce."""

@@ -1,0 +1,103 @@
+"""The compiled kernels for CPU tensors, behind the same methods as the references."""
+
+import struct
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire_compression.layout import Layout
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def _table(layout: Layout) -> tuple[int, int, int, int]:
+    return layout.offsets.data_ptr(), layout.lengths.data_ptr(), layout.num_blocks, layout.block
+
+
+def _address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
+    """Return the tensor's address; the kernel trusts what is asserted here."""
+    assert tensor.dtype == dtype
+    assert tensor.is_contiguous()
+    assert tensor.device.type == "cpu"
+    assert tensor.numel() >= numel
+    return tensor.data_ptr()
+
+
+class CpuKernels:
+    """Encode, decode and reduce of the scaled codec `name`."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        self._encode: Any = getattr(module, f"{name}_encode")
+        self._decode: Any = getattr(module, f"{name}_decode")
+        self._reduce: Any = getattr(module, f"{name}_reduce")
+
+    def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
+        """Encode x + residual; see `ScaledCodec.encode`."""
+        self._encode(
+            *_table(layout),
+            _address(x, x.dtype, 0),
+            _DTYPES[x.dtype],
+            _address(residual, torch.float32, layout.numel),
+            _address(new_residual, torch.float32, layout.numel),
+            _address(payload, torch.uint8, 0),
+        )
+
+    def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
+        """Decode into `out`; see `ScaledCodec.decode`."""
+        assert out.dtype == torch.float32 or not accumulate
+        (weight_bits,) = struct.unpack("<I", struct.pack("<f", weight))
+        self._decode(
+            *_table(layout),
+            _address(payload, torch.uint8, 0),
+            _address(out, out.dtype, 0),
+            _DTYPES[out.dtype],
+            weight_bits,
+            int(accumulate),
+        )
+
+    def reduce(
+        self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
+    ) -> None:
+        """Encode the mean of several payloads; see `ScaledCodec.reduce`."""
+        self._reduce(
+            *_table(layout),
+            _address(payloads, torch.uint8, 0),
+            payloads.stride(0),
+            payloads.shape[0],
+            _address(residual, torch.float32, layout.numel),
+            _address(new_residual, torch.float32, layout.numel),
+            _address(payload, torch.uint8, 0),
+        )
+
+
+class CpuCastKernels:
+    """Encode and decode of the bf16 cast."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._encode: Any = module.cast_encode
+        self._decode: Any = module.cast_decode
+
+    def encode(
+        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+    ) -> None:
+        """Cast (x + residual) / W into `wire`; see `BF16Codec.encode`."""
+        self._encode(
+            *_table(layout),
+            _address(x, x.dtype, 0),
+            _DTYPES[x.dtype],
+            _address(residual, torch.float32, layout.numel),
+            _address(new_residual, torch.float32, layout.numel),
+            _address(wire, torch.bfloat16, layout.numel),
+            world_size,
+        )
+
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        """Write the elements of `wire` to their places in `out`."""
+        self._decode(
+            *_table(layout),
+            _address(wire, torch.bfloat16, layout.numel),
+            _address(out, out.dtype, 0),
+            _DTYPES[out.dtype],
+        )

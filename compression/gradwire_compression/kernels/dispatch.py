@@ -1,0 +1,103 @@
+"""Which kernels run on which device; a missing backend falls back to the reference and says so once."""
+
+import logging
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire_compression.errors import PlanError
+from gradwire_compression.kernels.blocks import ReferenceKernels, ScaledOperation
+from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
+from gradwire_compression.kernels.cpu import CpuCastKernels, CpuKernels
+from gradwire_compression.kernels.int8.reference import Int8Operation
+from gradwire_compression.kernels.onebit.reference import OnebitOperation
+from gradwire_compression.layout import Layout
+
+_log = logging.getLogger(__name__)
+
+_cpu: ModuleType | None
+try:
+    from gradwire_compression.kernels import _cpu
+except ImportError:
+    _cpu = None
+
+_OPERATIONS: dict[str, ScaledOperation] = {"int8": Int8Operation(), "onebit": OnebitOperation()}
+
+_NOT_BUILT = (
+    "the compiled CPU kernels are missing (no C compiler when Gradwire was installed), "
+    "so codecs run as plain torch operations and are many times slower"
+)
+_said: set[str] = set()
+
+
+class ScaledKernels(Protocol):
+    """Encode, decode and reduce of one scaled codec; `ScaledCodec` documents the arguments."""
+
+    def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
+        """Encode x + residual."""
+
+    def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
+        """Decode into `out`."""
+
+    def reduce(
+        self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
+    ) -> None:
+        """Encode the mean of several payloads."""
+
+
+class CastKernels(Protocol):
+    """Encode and decode of the bf16 cast; `BF16Codec` documents the arguments."""
+
+    def encode(
+        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+    ) -> None:
+        """Cast (x + residual) / W."""
+
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        """Write the elements back."""
+
+
+def is_compiled() -> bool:
+    """Return whether the compiled CPU kernels are there."""
+    return _cpu is not None
+
+
+def notes() -> tuple[str, ...]:
+    """Return what the user should know about the kernels of this installation; empty if all are compiled."""
+    return () if is_compiled() else (_NOT_BUILT,)
+
+
+def reference_kernels(name: str) -> ScaledKernels:
+    """Return the plain torch kernels of a scaled codec, the truth that the others are compared with."""
+    return ReferenceKernels(_OPERATIONS[name])
+
+
+def scaled_kernels(name: str, device: torch.device) -> ScaledKernels:
+    """Return the fastest kernels of a scaled codec for tensors on `device`.
+
+    Raises:
+        PlanError: No kernels run there.
+    """
+    _check_device(name, device)
+    return CpuKernels(_cpu, name) if _cpu is not None else reference_kernels(name)
+
+
+def cast_kernels(device: torch.device) -> CastKernels:
+    """Return the fastest kernels of the bf16 cast for tensors on `device`.
+
+    Raises:
+        PlanError: No kernels run there.
+    """
+    _check_device("bf16", device)
+    return CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
+
+
+def _check_device(name: str, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise PlanError(f"{name} has no kernels for {device.type} tensors in this version; use none")
+    for note in notes():
+        if note not in _said:
+            _said.add(note)
+            _log.warning(note)

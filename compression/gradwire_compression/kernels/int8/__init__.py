@@ -1,0 +1,1 @@
+"""One signed byte an element."""

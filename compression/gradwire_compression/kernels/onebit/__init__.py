@@ -1,0 +1,1 @@
+"""One sign bit an element."""

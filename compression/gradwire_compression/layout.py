@@ -1,0 +1,57 @@
+"""The block table of a bucket: which elements share a scale."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire_compression.buckets import Slot
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Blocks of a flat tensor; no block spans two tensors, and exempt tensors are in none.
+
+    The blocks laid one after the other are the compact order, in which residuals are kept.
+    """
+
+    # [num_blocks] int64 on CPU, contiguous: where each block begins in the flat tensor, elements.
+    offsets: Tensor
+    # [num_blocks] int64 on CPU, contiguous: 0 (an empty block, padding) to `block` elements.
+    lengths: Tensor
+    # Elements of a full block.
+    block: int
+    # Where the first block begins in the compact order of the whole bucket, elements.
+    start: int
+    # Elements of all blocks together.
+    numel: int
+
+    @classmethod
+    def build(cls, slots: Sequence[Slot], block: int) -> "Layout":
+        """Cut each slot into blocks of `block` elements, the last one shorter."""
+        offsets, lengths = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+        for slot in slots:
+            begins = torch.arange(0, slot.numel, block)
+            offsets.append(slot.offset + begins)
+            lengths.append((slot.numel - begins).clamp(max=block))
+        return cls(torch.cat(offsets), torch.cat(lengths), block, 0, sum(slot.numel for slot in slots))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, empty ones included."""
+        return self.offsets.numel()
+
+    def shard(self, first: int, num_blocks: int) -> "Layout":
+        """Return the blocks from `first` on, filled up with empty ones to exactly `num_blocks`."""
+        offsets = torch.zeros(num_blocks, dtype=torch.int64)
+        lengths = torch.zeros(num_blocks, dtype=torch.int64)
+        taken = self.lengths[first : first + num_blocks]
+        offsets[: taken.numel()] = self.offsets[first : first + num_blocks]
+        lengths[: taken.numel()] = taken
+        start = self.start + int(self.lengths[:first].sum())
+        return Layout(offsets, lengths, self.block, start, int(taken.sum()))
+
+    def compact(self) -> "Layout":
+        """Return the same blocks as they lie in a compact vector of their own."""
+        return Layout(self.lengths.cumsum(0) - self.lengths, self.lengths, self.block, 0, self.numel)

@@ -1,0 +1,131 @@
+"""The compiled kernels against the references, bit for bit."""
+
+import pytest
+import torch
+from gradwire_compression.kernels import dispatch
+from gradwire_compression.kernels.blocks import payload_bytes
+from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.compression.samples import SIZES, hard_values, layout_of, same_bits
+
+CPU = torch.device("cpu")
+CODECS = {"int8": lambda block: block, "onebit": lambda block: -(-block // 8)}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="the compiled kernels are not built here")
+
+
+def _encode(kernels, name, x, layout, residual):
+    payload = torch.full((payload_bytes(layout.num_blocks, CODECS[name](layout.block)),), 0xAB, dtype=torch.uint8)
+    new_residual = torch.full_like(residual, torch.nan)
+    kernels.encode(x, layout, residual, payload, new_residual)
+    return payload, new_residual
+
+
+def _check_round_trip(name, x, layout, residual):
+    """Encode, decode and reduce with both; outputs are poisoned before."""
+    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
+    payload, new_residual = _encode(fast, name, x, layout, residual)
+    wanted_payload, wanted_residual = _encode(truth, name, x, layout, residual)
+    assert torch.equal(payload, wanted_payload)
+    assert same_bits(new_residual, wanted_residual)
+    in_place = residual.clone()
+    fast.encode(x, layout, in_place, payload, in_place)
+    assert same_bits(in_place, wanted_residual)
+    for weight, accumulate, dtype in ((1.0, False, x.dtype), (0.3, False, x.dtype), (0.3, True, torch.float32)):
+        base = torch.linspace(-1, 1, x.numel()) if accumulate else torch.full((x.numel(),), torch.nan)
+        out, wanted = base.to(dtype), base.to(dtype)
+        fast.decode(payload, layout, out, weight, accumulate)
+        truth.decode(payload, layout, wanted, weight, accumulate)
+        assert same_bits(out, wanted)
+    _check_reduce(name, x, layout, residual, payload)
+
+
+def _check_reduce(name, x, layout, residual, payload):
+    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
+    other, _ = _encode(truth, name, (x.float() * -0.7).to(x.dtype), layout, residual)
+    payloads = torch.stack([payload, other, payload])
+    results = []
+    for kernels in (fast, truth):
+        final, owner = torch.full_like(payload, 0xCD), torch.full((layout.numel,), torch.nan)
+        kernels.reduce(payloads, layout, residual * 0.5, final, owner)
+        results.append((final, owner))
+    assert torch.equal(results[0][0], results[1][0])
+    assert same_bits(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("block", [64, 100, 256, 1024, 4096])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_kernel_equals_reference(name, block, size, dtype):
+    x = hard_values(size + 3, seed=size, dtype=dtype)
+    residual = hard_values(size, seed=size + 1) * 0.1
+    _check_round_trip(name, x, layout_of(size, block, offset=3), residual)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_compiled_kernel_equals_reference_when_large(name):
+    size = 1_000_003
+    x, residual = torch.randn(size), torch.randn(size) * 0.01
+    _check_round_trip(name, x, layout_of(size, 1024 if name == "onebit" else 256), residual)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1e-45, -1e-40, 1e-38, 3.4e38, float("inf"), -float("inf"), float("nan")]
+)
+@pytest.mark.parametrize("where", ["everywhere", "once"])
+def test_compiled_kernel_equals_reference_on_extremes(name, value, where):
+    x = torch.full((1000,), value)
+    if where == "once":
+        x = torch.ones(1000)
+        x[300] = value
+    _check_round_trip(name, x, layout_of(1000, 256), torch.full((1000,), 0.25))
+
+
+@pytest.mark.parametrize("codes", [[0.5, 1.5, 2.5, 126.5, -0.5, -1.5, -126.5, 127.0]])
+def test_int8_rounds_ties_to_even(codes):
+    x = torch.tensor(codes)
+    layout = layout_of(len(codes), 64)
+    payload, _ = _encode(dispatch.scaled_kernels("int8", CPU), "int8", x, layout, torch.zeros(len(codes)))
+    assert payload[: len(codes)].view(torch.int8).tolist() == [0, 2, 2, 126, 0, -2, -126, 127]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CODECS)),
+    block=st.integers(64, 4096),
+    size=st.integers(1, 3000),
+    scale=st.floats(-44, 38),
+    data=st.data(),
+)
+def test_compiled_kernel_equals_reference_on_any_input(name, block, size, scale, data):
+    x = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 10.0**scale
+    spoiled = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.floats(width=32)), max_size=5))
+    for index, value in spoiled:
+        x[index] = value
+    _check_round_trip(name, x, layout_of(size, block), torch.randn(size) * 10.0**scale)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_compiled_cast_equals_reference(size, dtype, world_size):
+    x = hard_values(size + 3, seed=size, dtype=dtype)
+    if size == 1000:
+        x[400:500] = torch.nan
+        x[600:800] = 0
+    layout = layout_of(size, 64, offset=3)
+    residual = hard_values(size, seed=7) * 0.1
+    results = []
+    for kernels in (dispatch.cast_kernels(CPU), ReferenceCastKernels()):
+        wire = torch.full((size,), torch.nan, dtype=torch.bfloat16)
+        new_residual = torch.full((size,), torch.nan)
+        kernels.encode(x, layout, residual, wire, new_residual, world_size)
+        out = torch.full((size + 3,), 5.0, dtype=dtype)
+        kernels.decode(wire, layout, out)
+        results.append((wire, new_residual, out))
+    assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
