@@ -1,11 +1,13 @@
 """A run's history: events, numbered per run without gaps in the order of their commits."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from gradwire_protocol.records import Scalar
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from gradwire_server.database.tables import events, runs
+from gradwire_server.runs.views import EventView
 
 
 def append_event(
@@ -60,3 +62,25 @@ def append_event(
     }
     connection.execute(insert(events).values(row))
     return number
+
+
+def read_events(connection: Connection, run: str, *, after: int, limit: int) -> list[EventView]:
+    """Return at most `limit` lines of a run's history with numbers above `after`, oldest first."""
+    query = (
+        select(events).where(events.c.run == run, events.c.number > after).order_by(events.c.number).limit(limit)
+    )
+    return [event_view(row) for row in connection.execute(query)]
+
+
+def event_view(row: Row[Any]) -> EventView:
+    """Return a stored event as it is shown."""
+    return EventView(
+        number=row.number,
+        at=row.at,
+        step=row.step,
+        kind=row.kind,
+        level=row.level,
+        message=row.message,
+        rank=row.rank,
+        data=row.data,
+    )

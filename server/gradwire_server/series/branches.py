@@ -28,15 +28,26 @@ def line(starts: Iterable[tuple[str, int]]) -> tuple[Leg, ...]:
     """Lay attempts end to end.
 
     Args:
-        starts: Attempt and first step with data, newest attempt first.
+        starts: Attempt and first step with data, in the order of the attempts' numbers, newest first.
     """
     legs = []
     stop: int | None = None
-    for attempt, start in starts:
+    for attempt, start in newest_first(starts):
         if stop is None or start < stop:
             legs.append(Leg(attempt, start, stop))
             stop = start
     return tuple(legs[:MAX_LEGS])
+
+
+def newest_first(starts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the attempts by the time they began, where their ids tell it.
+
+    Numbers count receipts, and a spool may deliver an attempt after its successor. Ids of version 7 sort by time.
+    """
+    known = list(starts)
+    if all(attempt[14:15] == "7" for attempt, _ in known):
+        known.sort(reverse=True)
+    return known
 
 
 def window_line(connection: Connection, run: str, model: str) -> tuple[Leg, ...]:

@@ -1,8 +1,11 @@
-"""What compression saved, will save and could save: three figures that are never mixed. All in rank-hours."""
+"""What compression saved, will save and could save: three figures that are never mixed. All in rank-hours.
+
+A step's time is training time, pauses left out, as in every verdict.
+"""
 
 from collections.abc import Sequence
 
-from gradwire_server.runs.views import Measure, SavingView, VerdictView
+from gradwire_server.runs.views import Measure
 from gradwire_server.series.sums import StepSums, merge
 from gradwire_server.verdict import reasons
 from gradwire_server.verdict.formula import time_saved
@@ -12,77 +15,69 @@ from gradwire_server.verdict.paying import step_seconds
 SECONDS_PER_HOUR = 3600.0
 
 
-def while_compressed(
-    compressed_total: StepSums | None,
-    compressed: Sequence[StepSums],
-    uncompressed: Sequence[StepSums],
-    *,
-    remaining_rank_steps: int | None,
-) -> SavingView:
-    """Return what was saved and will be saved.
+def saved(total: StepSums | None, compressed: Sequence[StepSums], uncompressed: Sequence[StepSums]) -> Measure:
+    """Return what the compressed steps of an attempt saved against its uncompressed ones.
 
     Args:
-        compressed_total: All compressed steps of the attempt, settling ones included: their cost is real.
+        total: All compressed steps, settling ones included: their cost is real. None when there are none.
+        compressed: Settled compressed steps in blocks, for the interval.
+        uncompressed: Settled uncompressed steps in blocks.
+    """
+    if total is None:
+        return Measure(value=0.0, low=0.0, high=0.0)
+    means = _means(compressed, uncompressed)
+    if isinstance(means, str):
+        return Measure(reason=means)
+    spent = total.training / max(1, total.num_rank_steps)
+    return _hours(*means, means[0].value - spent, total.num_rank_steps)
+
+
+def will_save(
+    compressed: Sequence[StepSums], uncompressed: Sequence[StepSums], remaining_rank_steps: int | None
+) -> Measure:
+    """Return what the codec in use will save in the steps still to do.
+
+    Args:
         compressed: Settled steps with the codec in use, in blocks.
         uncompressed: Settled uncompressed steps of the same attempt, in blocks.
-        remaining_rank_steps: Steps still to do times ranks, where the total is known.
+        remaining_rank_steps: Steps still to do times ranks; None where the total is unknown.
     """
+    means = _means(compressed, uncompressed)
+    if isinstance(means, str):
+        return Measure(reason=means)
+    if remaining_rank_steps is None:
+        return Measure(reason=reasons.NO_TOTAL)
+    return _hours(*means, means[0].value - means[1].value, remaining_rank_steps)
+
+
+def could_save(
+    uncompressed: Sequence[StepSums], expected_speedup: float | None, remaining_rank_steps: int | None
+) -> Measure:
+    """Return what `expected_speedup` would save in the steps still to do; a formula has no interval."""
+    total = merge(uncompressed)
+    if total is None or total.num_rank_steps == 0:
+        return Measure(reason=reasons.NO_STEPS)
+    if expected_speedup is None:
+        return Measure(reason=reasons.NO_SUGGESTION)
+    if remaining_rank_steps is None:
+        return Measure(reason=reasons.NO_TOTAL)
+    hours = total.training / total.num_rank_steps * remaining_rank_steps / SECONDS_PER_HOUR
+    return Measure(value=hours * time_saved(expected_speedup))
+
+
+def _means(compressed: Sequence[StepSums], uncompressed: Sequence[StepSums]) -> tuple[Estimate, Estimate] | str:
+    """Return the mean step without and with compression, or why they cannot be compared."""
     without, with_codec = step_seconds(uncompressed), step_seconds(compressed)
     if without is None or without.num_blocks < MIN_BLOCKS:
-        return _unknown(reasons.NO_UNCOMPRESSED_STEPS)
-    if with_codec is None or with_codec.num_blocks < MIN_BLOCKS or compressed_total is None:
-        return _unknown(reasons.TOO_FEW_STEPS)
-    spent = compressed_total.training / max(1, compressed_total.num_rank_steps)
-    saved = _hours(without, with_codec, without.value - spent, compressed_total.num_rank_steps)
-    if remaining_rank_steps is None:
-        coming = Measure(reason=reasons.NO_TOTAL)
-    else:
-        coming = _hours(without, with_codec, without.value - with_codec.value, remaining_rank_steps)
-    return SavingView(
-        saved_hours=saved, will_save_hours=coming, could_save_hours=Measure(reason=reasons.IS_COMPRESSED)
-    )
-
-
-def while_uncompressed(
-    verdict: VerdictView,
-    saved_before: Measure,
-    uncompressed: Sequence[StepSums],
-    *,
-    remaining_rank_steps: int | None,
-) -> SavingView:
-    """Return what was saved before the return to uncompressed, and what the suggested codec could save.
-
-    Args:
-        verdict: Of `worth_it`, with its expected speed-up.
-        saved_before: Saved by compressed steps earlier in the attempt.
-        uncompressed: Settled uncompressed steps, in blocks.
-        remaining_rank_steps: Steps still to do times ranks, where the total is known.
-    """
-    total = merge(uncompressed)
-    if verdict.expected_speedup is None or total is None:
-        could = Measure(reason=verdict.reason or reasons.NO_STEPS)
-    elif remaining_rank_steps is None:
-        could = Measure(reason=reasons.NO_TOTAL)
-    else:
-        mean = total.training / max(1, total.num_rank_steps)
-        hours = mean * remaining_rank_steps / SECONDS_PER_HOUR
-        could = Measure(value=max(0.0, hours * time_saved(verdict.expected_speedup)))
-    return SavingView(
-        saved_hours=saved_before, will_save_hours=Measure(reason=reasons.IS_UNCOMPRESSED), could_save_hours=could
-    )
+        return reasons.NO_UNCOMPRESSED_STEPS
+    if with_codec is None or with_codec.num_blocks < MIN_BLOCKS:
+        return reasons.TOO_FEW_STEPS
+    return without, with_codec
 
 
 def _hours(without: Estimate, with_codec: Estimate, per_step: float, rank_steps: int) -> Measure:
-    """Return a difference of step times as hours, with the interval of both means."""
+    """Return a difference of step times as hours, with the interval that both means leave."""
     error = (without.error**2 + with_codec.error**2) ** 0.5
     half = student_t(min(without.num_blocks, with_codec.num_blocks) - 1) * error
     scale = rank_steps / SECONDS_PER_HOUR
     return Measure(value=scale * per_step, low=scale * (per_step - half), high=scale * (per_step + half))
-
-
-def _unknown(reason: str) -> SavingView:
-    return SavingView(
-        saved_hours=Measure(reason=reason),
-        will_save_hours=Measure(reason=reason),
-        could_save_hours=Measure(reason=reasons.IS_COMPRESSED),
-    )

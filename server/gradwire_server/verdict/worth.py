@@ -74,9 +74,7 @@ def _judge(blocks: Sequence[StepSums], total: StepSums, line: float) -> VerdictV
     estimate = ratio_of(told, exposed_transfer, known_training)
     if estimate is None or estimate.num_blocks < MIN_BLOCKS:
         more = math.ceil((MIN_BLOCKS - len(told)) * total.num_steps / len(told))
-        return _undecided(
-            VerdictView(kind="cannot_say", share=share, line=line, reason=reasons.TOO_FEW_STEPS), total, more
-        )
+        return _undecided(share, line, reasons.TOO_FEW_STEPS, total, more)
     if estimate.low > line:
         return VerdictView(kind="worth_it", share=share, line=line)
     if estimate.high < line:

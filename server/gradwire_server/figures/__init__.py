@@ -1,0 +1,1 @@
+"""Figures, made once here and drawn by the page."""

@@ -1,0 +1,1 @@
+"""Prometheus: counters in memory and their exposition."""

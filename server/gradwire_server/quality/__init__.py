@@ -1,0 +1,1 @@
+"""Quality against a chosen baseline run."""
