@@ -13,7 +13,7 @@ from gradwire_protocol.messages import ErrorDetail
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from gradwire_server import health
+from gradwire_server import health, schema
 from gradwire_server.access import routes as access_routes
 from gradwire_server.access.headers import HEADERS, GuardHeaders
 from gradwire_server.access.tokens import TokenCache
@@ -21,14 +21,22 @@ from gradwire_server.answers import error_answer, error_detail
 from gradwire_server.config import Settings
 from gradwire_server.database.engine import Database
 from gradwire_server.database.schema import migrate
+from gradwire_server.directives import routes as directive_routes
 from gradwire_server.errors import ServiceError
 from gradwire_server.ingest.routes import IngestRoute
+from gradwire_server.live import routes as live_routes
 from gradwire_server.live.hub import Hub
 from gradwire_server.services import Services
 
 logger = logging.getLogger(__name__)
 
-ROUTERS = (health.router, access_routes.router)
+ROUTERS = (
+    health.router,
+    schema.router,
+    access_routes.router,
+    directive_routes.router,
+    live_routes.router,
+)
 
 
 def create_app(settings: Settings, *, now: Callable[[], float] = time.time) -> FastAPI:
@@ -57,6 +65,7 @@ def create_app(settings: Settings, *, now: Callable[[], float] = time.time) -> F
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
+    app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]
     _handle_errors(app)
     # The last one added is the first to see a request.
     app.add_middleware(IngestRoute, services=services)

@@ -109,3 +109,8 @@ async def operator(request: Request) -> Actor:
 async def reader(request: Request) -> Actor:
     """FastAPI dependency: who asks, and may look."""
     return await require_actor(request, services_of(request), "reader")
+
+
+async def ingest(request: Request) -> Token:
+    """FastAPI dependency: the ingest token of an agent."""
+    return await require_ingest(request, services_of(request))
