@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from gradwire_server.database.tables import directives
 from gradwire_server.directives.open import OPEN_STATES
+from gradwire_server.directives.requests import directive_of
 from gradwire_server.directives.results import ModelRef
-from gradwire_server.directives.service import directive_of
 from gradwire_server.runs.history import append_event
 from gradwire_server.services import Services
 

@@ -1,6 +1,5 @@
 """Changes over HTTP: people and scripts ask, rank 0 fetches and answers."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -24,10 +23,10 @@ from gradwire_server.answers import json_answer, read_message
 from gradwire_server.database.tables import attempts
 from gradwire_server.directives.delivery import wait_directive
 from gradwire_server.directives.results import ModelRef, apply_result
-from gradwire_server.directives.service import Asking, add_reason, request_rollback, request_set
+from gradwire_server.directives.service import give_reason, roll_back, set_plan
 from gradwire_server.errors import NotFoundError
 from gradwire_server.schema import describe
-from gradwire_server.services import Services, services_of
+from gradwire_server.services import services_of
 
 router = APIRouter(tags=["changes"])
 
@@ -43,7 +42,7 @@ async def post_set(request: Request, run: str, actor: Operator) -> Response:
     answer; 422 when the plan or the codec is not acceptable, or the revision is missing.
     """
     message = await read_message(request, SetRequest)
-    return await _change(request, run, actor, lambda connection, by: request_set(connection, run, message, by))
+    return _answer(await set_plan(services_of(request), run, message, actor.name))
 
 
 @router.post(routes.ROLLBACK, openapi_extra=describe(RollbackRequest, {200: ChangeAnswer, 202: ChangeAnswer}))
@@ -53,18 +52,14 @@ async def post_rollback(request: Request, run: str, actor: Operator) -> Response
     200 where there is nothing to do or the same is asked already, 409 "closed" when nobody can answer.
     """
     message = await read_message(request, RollbackRequest)
-    return await _change(request, run, actor, lambda connection, by: request_rollback(connection, run, message, by))
+    return _answer(await roll_back(services_of(request), run, message, actor.name))
 
 
 @router.post(routes.DIRECTIVE_REASON, openapi_extra=describe(ReasonRequest, {200: Directive}))
 async def post_reason(request: Request, run: str, revision: int, actor: Operator) -> Response:
     """Give the reason of a change after it was made."""
     message = await read_message(request, ReasonRequest)
-    by = _asking(services_of(request), actor)
-    services = services_of(request)
-    directive = await services.database.write(lambda connection: add_reason(connection, run, revision, message, by))
-    services.hub.publish(run, "event")
-    return json_answer(directive)
+    return json_answer(await give_reason(services_of(request), run, revision, message, actor.name))
 
 
 @router.get(routes.AGENT_DIRECTIVE, openapi_extra=describe(None, {200: DirectiveAnswer}))
@@ -109,17 +104,5 @@ def _apply(connection: Connection, ref: ModelRef, report: ResultReport, now: flo
     return apply_result(connection, ref, report.result, now=now)
 
 
-async def _change(
-    request: Request, run: str, actor: Actor, change: Callable[[Connection, Asking], ChangeAnswer]
-) -> Response:
-    """Make a change, then wake the waiting agent and whoever watches."""
-    services = services_of(request)
-    by = _asking(services, actor)
-    answer = await services.database.write(lambda connection: change(connection, by))
-    if answer.is_new:
-        services.hub.publish(run, "directive", "event")
+def _answer(answer: ChangeAnswer) -> Response:
     return json_answer(answer, 202 if answer.is_new else 200)
-
-
-def _asking(services: Services, actor: Actor) -> Asking:
-    return Asking(author=actor.name, now=services.now(), server_started_at=services.started_at)
