@@ -112,7 +112,9 @@ class Steering:
     @property
     def is_settling(self) -> bool:
         """True for steps that comparisons leave out."""
-        return self.step < self.since_step + SETTLING_STEPS or self._exchange().is_settling
+        exchange = self._exchange()
+        is_newly_warm = 0 < self._num_syncs - exchange.plan.warmup_steps <= SETTLING_STEPS
+        return self.step < self.since_step + SETTLING_STEPS or is_newly_warm or exchange.is_settling
 
     def offer(self, directive: Directive) -> None:
         """Take a directive from the server; rank 0 only, any thread."""

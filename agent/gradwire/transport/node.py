@@ -17,6 +17,7 @@ from gradwire.transport.hub import Hub
 from gradwire.transport.local import LossPart, Parcel
 from gradwire.transport.notices import Notices
 from gradwire.transport.place import StreamFacts
+from gradwire.transport.replay import Replay, settle
 from gradwire.transport.reporter import DeliverySummary, Reporter
 from gradwire.transport.sibling import SiblingReporter
 from gradwire.transport.spool import DEFAULT_CAP_BYTES, Spool
@@ -73,12 +74,13 @@ def open_reporter(
         notices.say("plain http", f"the token travels unencrypted to {server}; use https beyond a trusted network")
     spool = _open_spool(spool_folder, run, attempt, model, node, cap_bytes, notices)
     facts = StreamFacts(run=run, attempt=attempt, model=model, node=node, started=started, server=server)
-    stream = Stream(spool, facts, server=server, token=token, notices=notices) if server else None
-    return NodeReporter(rank, local_ranks, facts, spool, stream, on_rollback, notices)
+    reporter = NodeReporter(rank, local_ranks, facts, spool, token, on_rollback, notices)
+    reporter.start()
+    return reporter
 
 
 class NodeReporter:
-    """Reporter of a node's first rank; owns spool and stream from now on."""
+    """Reporter of a node's first rank; owns the spool from now on."""
 
     def __init__(
         self,
@@ -86,17 +88,21 @@ class NodeReporter:
         local_ranks: Sequence[int],
         facts: StreamFacts,
         spool: Spool,
-        stream: Stream | None,
+        token: str | None,
         on_rollback: Callable[[str], None],
         notices: Notices,
     ) -> None:
-        """Start the node's threads; the stream begins with `facts.started`."""
+        """Bind the node's socket and spool the stream's first record, `facts.started`."""
         self._process = os.getpid()
         self._spool = spool
-        self._stream = stream
         self._notices = notices
         self._summary: DeliverySummary | None = None
-        collector = Collector(spool, local_ranks, stream.wake if stream else _ignore, notices)
+        self._stream: Stream | None = None
+        self._replay: Replay | None = None
+        if facts.server is not None:
+            self._stream = Stream(spool, facts, server=facts.server, token=token, notices=notices)
+            self._replay = Replay(spool.folder.parent, server=facts.server, token=token, notices=notices)
+        collector = Collector(spool, local_ranks, self._stream.wake if self._stream else _ignore, notices)
         self._hub = Hub(
             rank=rank,
             local_ranks=local_ranks,
@@ -107,9 +113,12 @@ class NodeReporter:
         )
         place.write_facts(spool.folder, facts, self._hub.socket_path)
         collector.append(facts.started)
-        self._hub.start()
-        if stream is not None:
-            stream.start()
+
+    def start(self) -> None:
+        """Start the node's threads; once."""
+        for thread in (self._hub, self._stream, self._replay):
+            if thread is not None:
+                thread.start()
 
     def report(self, record: Record, *, urgent: bool = False) -> None:
         """See `Reporter.report`."""
@@ -141,22 +150,12 @@ class NodeReporter:
         self._hub.join(max(0.0, deadline - now))
         if self._stream is not None:
             self._stream.drain(deadline)
-        num_waiting = self._spool.num_waiting
-        summary = DeliverySummary(
-            num_delivered=self._spool.num_acknowledged,
-            num_undelivered=num_waiting,
-            num_dropped=self._spool.num_dropped,
-            spool_path=self._spool.folder if num_waiting else None,
-        )
-        if num_waiting:
-            self._spool.close()
-            self._notices.say(
-                "left",
-                f"{num_waiting} measurements wait in {self._spool.folder}; `gradwire sync` delivers them",
-            )
-        else:
-            self._spool.remove()
-            place.remove_run_folder(self._spool.folder)
+        if self._replay is not None:
+            self._replay.stop()
+        summary = settle(self._spool)
+        if summary.spool_path is not None:
+            text = f"{summary.num_undelivered} measurements wait in {summary.spool_path}"
+            self._notices.say("left", f"{text}; `gradwire sync` delivers them")
         return summary
 
     def _trouble(self) -> str:

@@ -175,15 +175,20 @@ class Spool:
     def close(self) -> None:
         """Close the files and let others take the spool; what is in it stays."""
         with self._lock:
-            os.close(self._file)
-            os.close(self._lock_file)
+            self._close_files()
 
     def remove(self) -> None:
         """Close it and delete the folder with everything in it."""
         with self._lock:
-            os.close(self._file)
             shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._lock_file)
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for file in (self._file, self._lock_file):
+            if file >= 0:
+                os.close(file)
+        # A late writer meets no file, rather than one that got the same number.
+        self._file = self._lock_file = -1
 
     def _seal(self) -> bool:
         number, segment = self._next_number, self._segments[-1]

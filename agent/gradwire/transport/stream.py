@@ -6,7 +6,7 @@ import time
 
 import msgspec
 from gradwire_protocol import limits, routes
-from gradwire_protocol.messages import BatchAnswer
+from gradwire_protocol.messages import BatchAnswer, ErrorDetail
 
 from gradwire.errors import UnreachableError
 from gradwire.transport.backoff import Backoff
@@ -21,8 +21,12 @@ _REQUEST_SECONDS = 10.0
 # After a refused token: somebody has to do something first.
 _SLOW_RETRY_SECONDS = 60.0
 
-# Answers to a batch that will not change by sending it again.
+# Answers to a batch that will not change by sending it again; but another protocol means that an upgrade is due.
 _REFUSALS = {"malformed", "invalid", "too_large"}
+_PROTOCOL_FIELD = "protocol"
+
+# Failures in a row after which draining gives up: about six seconds.
+_MAX_DRAIN_FAILURES = 4
 
 # What the server may ask for as the interval between batches, seconds.
 _LEAST_INTERVAL_SECONDS = 0.1
@@ -63,16 +67,16 @@ class Stream(threading.Thread):
             self._condition.notify_all()
 
     def drain(self, deadline: float) -> None:
-        """Deliver what is there and end, at `deadline` (`time.monotonic` seconds) at the latest.
+        """Deliver what is there and end, at `deadline` (`time.monotonic` seconds, inf for none) at the latest.
 
-        Ends early when the server gave no good answer before and gives none now.
+        Ends early when the server keeps giving no good answer; at once if it gave none before either.
         """
         with self._condition:
             self._deadline = deadline
             self._was_failing = self._backoff.num_failures > 0
             self._condition.notify_all()
         if self.is_alive():
-            self.join(max(0.0, deadline - time.monotonic()))
+            self.join(None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()))
         self.stop()
 
     def stop(self) -> None:
@@ -118,10 +122,10 @@ class Stream(threading.Thread):
         if batch is None:
             self._fail("the spool's disk takes nothing")
             return
-        if self._fill_number is not None and self._fill_number < batch.number:
-            batch = self._filler(self._fill_number)
-        else:
+        if self._fill_number is not None and self._fill_number >= batch.number:
             self._fill_number = None
+        if self._fill_number is not None or not batch.records:
+            batch = self._filler(self._fill_number or batch.number)
         try:
             answer = self._link.send(
                 "POST",
@@ -135,7 +139,7 @@ class Stream(threading.Thread):
         self._take_answer(batch, answer)
 
     def _filler(self, number: int) -> SealedBatch:
-        # The first batch tells the server whose stream this is, so it must hold that much.
+        """Return what goes out under a number whose records are lost; the first still says whose stream it is."""
         records = (encode_record(self._facts.started),) if number == 1 else ()
         return SealedBatch(number, self._spool.num_dropped, 0, records)
 
@@ -151,7 +155,7 @@ class Stream(threading.Thread):
         detail = answer.detail
         if detail.code == "gap" and detail.wanted is not None and detail.wanted != batch.number:
             self._follow(batch, detail.wanted)
-        elif (detail.code in _REFUSALS or answer.status == 413) and batch.weight > 0:
+        elif batch.weight > 0 and _is_refusal(answer.status, detail):
             self._notices.say("refused", f"the server refused a batch, which counts as dropped: {detail.message}")
             self._spool.give_up(batch.number)
         elif answer.status in (401, 403):
@@ -200,6 +204,12 @@ class Stream(threading.Thread):
         with self._condition:
             self._retry_at = time.monotonic() + seconds
             # At the end of training a server that was away before gets one more chance, not all the time there is.
-            if self._deadline is not None and self._was_failing:
+            if self._deadline is not None and (
+                self._was_failing or self._backoff.num_failures >= _MAX_DRAIN_FAILURES
+            ):
                 self._is_stopping = True
         self._notices.say("delivery", f"{reason}; measurements wait in {self._spool.folder}, training goes on")
+
+
+def _is_refusal(status: int, detail: ErrorDetail) -> bool:
+    return status == 413 or (detail.code in _REFUSALS and detail.field != _PROTOCOL_FIELD)
