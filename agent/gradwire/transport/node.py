@@ -67,7 +67,7 @@ def open_reporter(
     server = clean_server(server) if server else None
     notices = Notices()
     if rank != min(local_ranks):
-        roots = [spool_folder, *_temporary_roots()]
+        roots = [spool_folder, *place.temporary_spools()]
         folders = [place.stream_folder(root, run, attempt, model, node) for root in roots]
         return SiblingReporter(rank, [path for folder in folders for path in place.socket_paths(folder)])
     if exposes_token(server or "", token):
@@ -168,18 +168,11 @@ def _open_spool(
     try:
         return Spool(place.stream_folder(root, run, attempt, model, node), cap_bytes)
     except SpoolError as error:
-        roots = _temporary_roots()
+        roots = place.temporary_spools()
         if not roots:
             raise
         notices.say("spool", f"{error}; measurements wait in {roots[0]} instead")
         return Spool(place.stream_folder(roots[0], run, attempt, model, node), cap_bytes)
-
-
-def _temporary_roots() -> list[Path]:
-    try:
-        return [place.temporary_root() / "spool"]
-    except SpoolError:
-        return []
 
 
 def _ignore(is_urgent: bool) -> None:

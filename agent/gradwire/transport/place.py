@@ -60,6 +60,19 @@ def default_root() -> Path:
     return Path(os.environ.get("GRADWIRE_SPOOL") or "~/.gradwire/spool").expanduser()
 
 
+def known_roots() -> list[Path]:
+    """Return every spool folder that reporters of this user may have chosen: the default and the temporary one."""
+    return [default_root(), *temporary_spools()]
+
+
+def temporary_spools() -> list[Path]:
+    """Return the spool folder in the temporary folder, or nothing where that cannot be this user's alone."""
+    try:
+        return [temporary_root() / "spool"]
+    except SpoolError:
+        return []
+
+
 def socket_paths(folder: Path) -> tuple[Path, ...]:
     """Return where the socket of a stream may be, best first: in its folder, or short and in the temporary folder.
 

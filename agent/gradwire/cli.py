@@ -1,0 +1,236 @@
+"""The `gradwire` command: look at runs, change compression, roll back with or without a server, deliver leftovers.
+
+Exit status: 0 when what was asked for is so, 1 when it is not (refused, no answer in time, data left), 2 when it
+could not be asked (usage, setting, no server).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gradwire_protocol.codecs import CATALOGUE, Number
+from gradwire_protocol.errors import ProtocolError
+from gradwire_protocol.messages import ChangeAnswer, RollbackRequest, SetRequest
+from gradwire_protocol.plans import validate_plan
+from msgspec.structs import replace
+
+from gradwire import wording
+from gradwire.client import Client, Run
+from gradwire.errors import AnswerError, GradwireError, SettingError
+from gradwire.transport import place
+from gradwire.transport.http import clean_server, exposes_token
+from gradwire.transport.operator import LiveNode, ask_status, find_nodes, roll_back
+from gradwire.transport.replay import sync
+
+DONE, NOT_DONE, NOT_ASKED = 0, 1, 2
+
+_TIMEOUT_SECONDS = 30.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status; every error is a sentence on stderr, never a traceback."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except AnswerError as error:
+        _complain(error.detail.message)
+        return NOT_DONE
+    except (GradwireError, ProtocolError) as error:
+        _complain(str(error))
+        return NOT_ASKED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader, `head` for example, has seen enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_DONE
+
+
+def _status(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        if options.run is None:
+            _say(wording.runs_table(client.runs()))
+        else:
+            _say(wording.run_page(client.run(_find_run(client, options.run).id)))
+    return DONE
+
+
+def _set(options: argparse.Namespace) -> int:
+    parameters = dict(options.param)
+    with _client(options) as client:
+        run = _find_run(client, options.run)
+        page = client.run(run.id)
+        plan = replace(page.plan, codec=options.codec, parameters=parameters, force=options.force)
+        request = SetRequest(
+            plan=validate_plan(plan),
+            revision=page.revision,
+            model=options.model or page.model,
+            reason=options.reason,
+        )
+        return _await_outcome(client, run, client.set_plan(run.id, request), options.timeout)
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    options.run = options.run or options.run_option
+    if options.local:
+        return _rollback_local(options)
+    if options.run is None:
+        raise SettingError("rollback needs a run, or --local for the one on this machine")
+    with _client(options) as client:
+        run = _find_run(client, options.run)
+        model = options.model or client.run(run.id).model
+        answer = client.roll_back(run.id, RollbackRequest(model=model, reason=options.reason))
+        return _await_outcome(client, run, answer, options.timeout)
+
+
+def _await_outcome(client: Client, run: Run, answer: ChangeAnswer, timeout_seconds: float) -> int:
+    if answer.directive is None:
+        _say(answer.message)
+        return DONE
+    change = client.wait_for(run.id, answer.directive.revision, timeout_seconds)
+    if change is None or change.state in ("requested", "delivered"):
+        _complain(wording.no_answer(run, answer.directive, timeout_seconds))
+        return NOT_DONE
+    is_applied = change.state == "applied"
+    (_say if is_applied else _complain)(wording.outcome(run, change))
+    return DONE if is_applied else NOT_DONE
+
+
+def _rollback_local(options: argparse.Namespace) -> int:
+    nodes = _local_nodes(options)
+    is_done = True
+    for node in nodes:
+        result = roll_back(node.socket, options.reason, options.timeout)
+        if result.switched is None:
+            _complain(wording.no_local_answer(node.status, result))
+            is_done = False
+        else:
+            _say(wording.local_outcome(node.status, result.switched, result, is_one_of_many=len(nodes) > 1))
+    return DONE if is_done else NOT_DONE
+
+
+def _local_nodes(options: argparse.Namespace) -> list[LiveNode]:
+    """Return one live node for each model of the run that is meant."""
+    if options.socket is not None:
+        return [LiveNode(options.socket, ask_status(options.socket))]
+    roots = _roots(options.spool)
+    nodes = find_nodes(roots)
+    wanted = options.run
+    if wanted is not None:
+        nodes = [node for node in nodes if wanted == node.status.run_name or node.status.run.startswith(wanted)]
+    runs = {node.status.run: node.status for node in nodes}
+    if not runs:
+        whose = f"run {wanted!r}" if wanted else "a live run"
+        raise SettingError(
+            f"no node of {whose} answers below {', '.join(map(str, roots))} on this machine; type this on a node "
+            "that trains, as the user who trains, and name its spool folder with --spool if it is another"
+        )
+    if len(runs) > 1:
+        names = "\n".join(f"  --run {status.run}  {status.run_name}" for status in runs.values())
+        raise SettingError(f"several runs are live on this machine; say which one:\n{names}")
+    return list({node.status.model: node for node in nodes}.values())
+
+
+def _sync(options: argparse.Namespace) -> int:
+    server = options.server or os.environ.get("GRADWIRE_SERVER")
+    token = options.token or os.environ.get("GRADWIRE_TOKEN")
+    roots = _roots(options.folder)
+    is_complete, has_any = True, False
+    for facts, outcome in sync(roots, server=clean_server(server) if server else None, token=token):
+        has_any = True
+        is_complete = is_complete and not isinstance(outcome, str) and outcome.num_undelivered == 0
+        _say(wording.synced(facts, outcome))
+    if not has_any:
+        _say(f"Nothing is left to deliver below {', '.join(map(str, roots))}.")
+    return DONE if is_complete else NOT_DONE
+
+
+def _find_run(client: Client, text: str) -> Run:
+    """Return the run with this id, this beginning of one, or this name.
+
+    Raises:
+        SettingError: None has it, or several have.
+    """
+    runs = client.runs()
+    exact = [run for run in runs if run.id == text.lower()]
+    found = exact or [run for run in runs if run.name == text or run.id.startswith(text.lower())]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SettingError(f"no run has the id or name {text!r}; `gradwire status` lists them")
+    raise SettingError(f"{len(found)} runs fit {text!r}; give more of the id:\n{wording.runs_table(found)}")
+
+
+def _client(options: argparse.Namespace) -> Client:
+    server = options.server or os.environ.get("GRADWIRE_SERVER")
+    token = options.token or os.environ.get("GRADWIRE_TOKEN")
+    if not server:
+        raise SettingError("no server is named: set GRADWIRE_SERVER or give --server http://HOST:PORT")
+    if exposes_token(clean_server(server), token):
+        _complain("the token travels unencrypted over plain http; others on the way can read it and act with it")
+    return Client(server, token)
+
+
+def _roots(folder: Path | None) -> list[Path]:
+    return [folder] if folder is not None else place.known_roots()
+
+
+def _parameter(text: str) -> tuple[str, Number]:
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError:
+        return name, float(value)
+
+
+def _say(text: str) -> None:
+    print(wording.printable(text))
+
+
+def _complain(text: str) -> None:
+    print(f"gradwire: {wording.printable(text)}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gradwire", description="Watch and steer gradient compression of training runs."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("--server", metavar="URL", help="default: GRADWIRE_SERVER")
+    server.add_argument("--token", metavar="TOKEN", help="default: GRADWIRE_TOKEN, which other users cannot see")
+    change = argparse.ArgumentParser(add_help=False)
+    change.add_argument("--model", metavar="NAME", help="default: the run's first model")
+    change.add_argument("--reason", default="", metavar="TEXT", help="kept in the run's history")
+    change.add_argument(
+        "--timeout", type=float, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="default: %(default)g"
+    )
+
+    status = commands.add_parser("status", parents=[server], help="list runs, or show one")
+    status.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
+    status.set_defaults(command=_status)
+
+    set_ = commands.add_parser("set", parents=[server, change], help="choose a compression method")
+    set_.add_argument("run", metavar="RUN", help="id, beginning of an id, or name")
+    set_.add_argument("--codec", required=True, choices=tuple(CATALOGUE), help="compression method")
+    set_.add_argument(
+        "--param", action="append", default=[], type=_parameter, metavar="NAME=NUMBER", help="may be repeated"
+    )
+    set_.add_argument("--force", action="store_true", help="also under an optimizer it may not be safe with")
+    set_.set_defaults(command=_set)
+
+    rollback = commands.add_parser("rollback", parents=[server, change], help="go back to uncompressed at once")
+    rollback.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
+    rollback.add_argument("--run", dest="run_option", metavar="RUN", help="the same, as an option")
+    rollback.add_argument("--local", action="store_true", help="over this machine's node, without a server")
+    rollback.add_argument("--socket", type=Path, metavar="PATH", help="with --local: the node's socket")
+    rollback.add_argument("--spool", type=Path, metavar="FOLDER", help="with --local: default GRADWIRE_SPOOL")
+    rollback.set_defaults(command=_rollback)
+
+    sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")
+    sync_.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: GRADWIRE_SPOOL")
+    sync_.set_defaults(command=_sync)
+    return parser
