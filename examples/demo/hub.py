@@ -74,10 +74,9 @@ def start(options: argparse.Namespace, control: socket.socket, ranks: list[subpr
 
 def watch(ranks: list[subprocess.Popen[bytes]], control: socket.socket) -> int:
     """Return once all ranks are done, one failed, or the demo is gone; the exit code of the first that failed."""
-    while any(rank.poll() is None for rank in ranks):
-        failed = [rank.returncode for rank in ranks if rank.returncode]
+    while None in (codes := [rank.poll() for rank in ranks]):
         readable, _, _ = select.select([control], [], [], POLL_SECONDS)
-        if failed or (readable and not control.recv(1)):
+        if any(codes) or (readable and not control.recv(1)):
             break
     return next((rank.returncode for rank in ranks if rank.returncode), 0)
 

@@ -13,18 +13,20 @@ def start(listener: socket.socket, server: tuple[str, int]) -> None:
 def _accept(listener: socket.socket, server: tuple[str, int]) -> None:
     while True:
         near, _ = listener.accept()
-        try:
-            far = socket.create_connection(server)
-        except OSError:
-            # The server is down or starting; the rank's agent sees a closed connection and tries again.
-            near.close()
-            continue
-        for source, sink in ((near, far), (far, near)):
-            threading.Thread(target=_carry, args=(source, sink), daemon=True).start()
+        threading.Thread(target=_carry_both_ways, args=(near, server), daemon=True).start()
+
+
+def _carry_both_ways(near: socket.socket, server: tuple[str, int]) -> None:
+    # Where the server is down or starting, the rank's agent sees a closed connection and tries again.
+    with near, contextlib.suppress(OSError), socket.create_connection(server) as far:
+        back = threading.Thread(target=_carry, args=(far, near), daemon=True)
+        back.start()
+        _carry(near, far)
+        back.join()
 
 
 def _carry(source: socket.socket, sink: socket.socket) -> None:
-    """Copy one direction until it ends; then close it, and the other direction ends by itself."""
+    """Copy one direction until it ends; shutting both sockets down then ends the other direction too."""
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)

@@ -1,0 +1,87 @@
+"""What every benchmark shares: its options, the machine's description, the table and the JSON file."""
+
+import argparse
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that is promised somewhere, and whether this run kept the promise."""
+
+    value: Any
+    want: str
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a benchmark measured."""
+
+    rows: Sequence[Row]
+    targets: dict[str, Target]
+
+
+def main(bench: str, measure: Callable[[bool], Result]) -> int:
+    """Run one benchmark from the command line.
+
+    Args:
+        bench: Its name, as in `python -m bench.NAME`.
+        measure: Takes whether to be quick (60 s at most) and returns the figures; it checks first that what it
+            measures is correct, and raises otherwise.
+
+    Returns:
+        Exit status: 1 if a target was missed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{bench}")
+    parser.add_argument("--quick", action="store_true", help="end within 60 seconds, with fewer repetitions")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write date, machine, rows and targets there")
+    options = parser.parse_args()
+    result = measure(options.quick)
+    print(_table(result.rows))
+    for name, target in result.targets.items():
+        print(f"{'ok    ' if target.ok else 'MISSED'} {name}: {target.value} (wanted: {target.want})")
+    if options.json:
+        options.json.write_text(json.dumps(_record(bench, result)) + "\n")
+    return 0 if all(target.ok for target in result.targets.values()) else 1
+
+
+def machine() -> str:
+    """Describe this machine in a few words."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return (
+        f"{model[1] if model else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+
+
+def _record(bench: str, result: Result) -> Row:
+    return {
+        "bench": bench,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "rows": list(result.rows),
+        "targets": {name: asdict(target) for name, target in result.targets.items()},
+    }
+
+
+def _table(rows: Sequence[Row]) -> str:
+    columns = list(rows[0])
+    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in cells
+    )
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
