@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Literal
 
@@ -47,7 +47,7 @@ class Session:
         steering: Steering,
         losses: Losses,
         outlet: Outlet,
-        uninstall: Callable[[], None],
+        hooks: list[Any],
     ) -> None:
         self._membership = membership
         self._phases = phases
@@ -55,7 +55,7 @@ class Session:
         self._steering = steering
         self._losses = losses
         self._outlet = outlet
-        self._uninstall = uninstall
+        self._hooks = hooks
         self._pid = os.getpid()
         self._step_started_at = time.time()
         self._is_closed = False
@@ -156,7 +156,8 @@ class Session:
         self._steering.request_stop()
         if status == "finished":
             self._steering.finish_pulse()
-        self._uninstall()
+        for hook in self._hooks:
+            hook.remove()
         self._recorder.close(CLOSE_SECONDS / 2)
         ended = AttemptEnded(
             at=time.time(), last_step=self._steering.step - 1, status=status, exception=exception[:200]
