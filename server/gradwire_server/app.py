@@ -26,6 +26,8 @@ from gradwire_server.errors import ServiceError
 from gradwire_server.ingest.routes import IngestRoute
 from gradwire_server.live import routes as live_routes
 from gradwire_server.live.hub import Hub
+from gradwire_server.metrics import routes as metrics_routes
+from gradwire_server.metrics.counters import Counters
 from gradwire_server.services import Services
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ ROUTERS = (
     access_routes.router,
     directive_routes.router,
     live_routes.router,
+    metrics_routes.router,
 )
 
 
@@ -53,11 +56,16 @@ def create_app(settings: Settings, *, now: Callable[[], float] = time.time) -> F
     settings.check()
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrate(settings.effective_database_url)
+    database = Database(settings.effective_database_url)
+    counters = Counters(now)
+    with database.read() as connection:
+        counters.load(connection)
     services = Services(
         settings=settings,
-        database=Database(settings.effective_database_url),
+        database=database,
         hub=Hub(),
         tokens=TokenCache(),
+        counters=counters,
         now=now,
         started_at=now(),
     )

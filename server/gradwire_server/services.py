@@ -9,6 +9,7 @@ from gradwire_server.access.tokens import TokenCache
 from gradwire_server.config import Settings
 from gradwire_server.database.engine import Database
 from gradwire_server.live.hub import Hub
+from gradwire_server.metrics.counters import Counters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Services:
     database: Database
     hub: Hub
     tokens: TokenCache
+    counters: Counters
     # Unix seconds; tests hand in a clock of their own.
     now: Callable[[], float]
     # When this process began to listen: a server's own downtime is nobody's silence.

@@ -40,7 +40,15 @@ def upgrade() -> None:
         sa.Column("is_evaluation", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_points"),
     )
-    op.create_index("ix_points_run_model_kind", "points", ["run", "model", "kind"])
+    # Non-finite values are few, and every page counts them.
+    is_nonfinite = sa.text("kind IS NOT NULL")
+    op.create_index(
+        "ix_points_nonfinite",
+        "points",
+        ["run", "model", "kind"],
+        sqlite_where=is_nonfinite,
+        postgresql_where=is_nonfinite,
+    )
     op.create_index("ix_points_run_model_name_attempt_step", "points", ["run", "model", "name", "attempt", "step"])
     op.create_table(
         "runs",

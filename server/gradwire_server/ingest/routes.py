@@ -57,6 +57,7 @@ async def ingest(batch: Batch, services: Services) -> BatchAnswer:
     now = services.now()
     stored: Stored = await services.database.write(lambda connection: store_batch(connection, batch, now=now))
     if stored.is_new:
+        services.counters.add(batch)
         services.hub.publish(batch.run, *stored.topics)
     is_watched = stored.has_open_directive or services.hub.num_watchers(batch.run) > 0
     interval = limits.WATCHED_INTERVAL_SECONDS if is_watched else limits.IDLE_INTERVAL_SECONDS
