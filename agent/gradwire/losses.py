@@ -29,6 +29,7 @@ class Losses:
     def note(self, step: int, loss: Any, weight: float) -> None:
         """Take the loss of `step`: a number or a tensor of one element; never synchronises the device."""
         if isinstance(loss, Tensor):
+            loss = loss.detach()
             if loss.numel() != 1:
                 self._complain(f"loss has {loss.numel()} elements; wanted: one")
                 return
