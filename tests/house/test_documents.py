@@ -70,7 +70,10 @@ def test_agent_understands_the_commands_of_documents(document: Path) -> None:
         if "..." in call or subcommand.startswith("-"):
             continue
         outcome = subprocess.run(
-            [sys.executable, "-m", "gradwire", subcommand, "--help"], capture_output=True, text=True, check=False
+            [Path(sys.executable).with_name("gradwire"), subcommand, "--help"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert outcome.returncode == 0, call + outcome.stderr
         assert [option for option in options if option not in outcome.stdout] == [], call
