@@ -40,17 +40,17 @@ def summarise(server: Server, story: Story, *, num_ranks: int, link: str) -> dic
 
 
 class _Stretch:
-    """Sums over the steps `first_step` to `last_step` that used one codec."""
+    """Steps `first_step` to `last_step`, all with one codec: seconds per step and the exposed transfer share."""
 
     def __init__(self, server: Server, run: str, first_step: int, last_step: int) -> None:
-        windows = server.windows(run, first_step, last_step)
-        if not windows:
-            raise ServerError(f"the server has no windows of steps {first_step} to {last_step}")
-        step_seconds = sum(window["step"] for window in windows)
-        self.step_seconds = round(step_seconds / sum(window["num_rank_steps"] for window in windows), 4)
-        # Unknown is not zero: a split that was not measured has no seconds to be divided by.
-        known_seconds = sum(window["known_step"] for window in windows)
-        transfer_seconds = sum(window["exposed_transfer"] for window in windows)
+        sums = server.step_sums(run, first_step, last_step)
+        if not sums:
+            raise ServerError(f"the server has nothing about steps {first_step} to {last_step}")
+        step_seconds = sum(part["step"] for part in sums)
+        self.step_seconds = round(step_seconds / sum(part["num_rank_steps"] for part in sums), 4)
+        # Unknown is not zero: steps whose transfer was not measured do not count as steps without any.
+        known_seconds = sum(part["known_step"] for part in sums)
+        transfer_seconds = sum(part["exposed_transfer"] for part in sums)
         self.share = round(transfer_seconds / known_seconds, 4) if known_seconds else None
 
 

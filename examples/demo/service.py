@@ -1,5 +1,6 @@
 """The demo's server on this host, and the requests that the demo makes to it as an operator."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,9 @@ class Server:
     def __init__(self, folder: Path) -> None:
         ready, self._log = folder / "ready.json", folder / "server.log"
         command = [str(Path(sys.executable).with_name("gradwire-server")), "serve", "--port", "0"]
+        if shutil.which("setpriv"):
+            # Ends the server even when the demo is killed and can end nothing itself.
+            command = ["setpriv", "--pdeathsig", "TERM", "--", *command]
         with self._log.open("wb") as log:
             # A session of its own, so that Ctrl-C ends the training first and the server last.
             self._process = subprocess.Popen(
@@ -77,11 +81,11 @@ class Server:
         """Ask for uncompressed training."""
         self._ask("POST", routes.ROLLBACK.format(run=run), RollbackRequest(reason=reason))
 
-    def windows(self, run: str, first_step: int, last_step: int) -> list[dict[str, Any]]:
+    def step_sums(self, run: str, first_step: int, last_step: int) -> list[dict[str, Any]]:
         """Return the sums of the steps `first_step` to `last_step`."""
         query = {"first_step": first_step, "last_step": last_step}
-        windows: list[dict[str, Any]] = self._ask("GET", routes.SERIES.format(run=run), query=query)["windows"]
-        return windows
+        sums: list[dict[str, Any]] = self._ask("GET", routes.SERIES.format(run=run), query=query)["steps"]
+        return sums
 
     def close(self) -> None:
         """End the server."""

@@ -1,0 +1,43 @@
+"""What other people's code may lean on, name by name: a change here is a decision, not an accident."""
+
+import importlib
+import inspect
+
+import pytest
+
+SURFACE = {
+    "gradwire": {"AttachError", "GradwireError", "PlanMismatchError", "Session", "SettingError", "attach"},
+}
+
+
+@pytest.mark.parametrize("package", SURFACE)
+def test_package_exports_exactly_its_surface(package: str) -> None:
+    module = importlib.import_module(package)
+    assert set(module.__all__) == SURFACE[package]
+    assert all(hasattr(module, name) for name in SURFACE[package])
+
+
+def test_session_offers_exactly_these_members() -> None:
+    session = importlib.import_module("gradwire").Session
+    members = {name for name, _ in inspect.getmembers(session) if not name.startswith("_")}
+    assert members == {"close", "codec", "current_step", "evaluate", "pause", "rollback", "run_id", "step"}
+
+
+def test_attach_keeps_its_arguments() -> None:
+    attach = importlib.import_module("gradwire").attach
+    parameters = list(inspect.signature(attach).parameters.values())
+    assert [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD] == [
+        "model"
+    ]
+    documented = {
+        "optimizer",
+        "run",
+        "server",
+        "token",
+        "name",
+        "total_steps",
+        "total_tokens",
+        "start_step",
+        "better",
+    }
+    assert documented <= {parameter.name for parameter in parameters}
