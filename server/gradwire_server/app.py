@@ -23,11 +23,19 @@ from gradwire_server.database.engine import Database
 from gradwire_server.database.schema import migrate
 from gradwire_server.directives import routes as directive_routes
 from gradwire_server.errors import ServiceError
+from gradwire_server.figures import routes as figure_routes
 from gradwire_server.ingest.routes import IngestRoute
 from gradwire_server.live import routes as live_routes
 from gradwire_server.live.hub import Hub
 from gradwire_server.metrics import routes as metrics_routes
 from gradwire_server.metrics.counters import Counters
+from gradwire_server.pages import actions as page_actions
+from gradwire_server.pages import login as login_page
+from gradwire_server.pages import routes as page_routes
+from gradwire_server.pages.assets import STATIC, Assets, static_folder
+from gradwire_server.pages.errors import error_page, wants_page
+from gradwire_server.runs import routes as run_routes
+from gradwire_server.series import routes as series_routes
 from gradwire_server.services import Services
 
 logger = logging.getLogger(__name__)
@@ -38,7 +46,13 @@ ROUTERS = (
     access_routes.router,
     directive_routes.router,
     live_routes.router,
+    run_routes.router,
+    series_routes.router,
+    figure_routes.router,
     metrics_routes.router,
+    login_page.router,
+    page_routes.router,
+    page_actions.router,
 )
 
 
@@ -73,6 +87,7 @@ def create_app(settings: Settings, *, now: Callable[[], float] = time.time) -> F
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
+    app.mount(STATIC, Assets(directory=static_folder()))
     app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]
     _handle_errors(app)
     # The last one added is the first to see a request.
@@ -98,8 +113,10 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answer in the one shape."""
+    """Answer in the one shape; as a page where a person's browser asked."""
     status, detail = error_detail(error)
+    if wants_page(request):
+        return await error_page(request, status, detail)
     return error_answer(status, detail, getattr(error, "headers", None))
 
 

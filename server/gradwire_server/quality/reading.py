@@ -36,7 +36,7 @@ def quality(connection: Connection, source: RunSource, first_step: int) -> Quali
 
     Cost: reads at most about a thousand points of each run.
     """
-    baseline = _baseline(connection, source)
+    baseline = baseline_of(connection, source)
     if baseline is None:
         return _without_baseline(connection, source)
     better = {**baseline.facts.better, **source.facts.better}
@@ -52,7 +52,7 @@ def quality(connection: Connection, source: RunSource, first_step: int) -> Quali
     return replace(view, metric=name, baseline_id=baseline.id, baseline_name=str(baseline.run["name"]))
 
 
-def _baseline(connection: Connection, source: RunSource) -> RunSource | None:
+def baseline_of(connection: Connection, source: RunSource) -> RunSource | None:
     """Return the chosen run, its model of the same name if it has one."""
     chosen = source.run["baseline_run"]
     if chosen is None:
