@@ -100,6 +100,7 @@ class AgentStream:
         attempt: str | None = None,
         model: str = "model",
         node: int = 0,
+        node_facts: NodeFacts | None = None,
         **facts: object,
     ) -> None:
         self.client = client
@@ -109,6 +110,8 @@ class AgentStream:
         self.node = node
         self.number = 0
         self.epoch = 0
+        if node_facts is not None:
+            facts["node"] = node_facts
         self.facts = attempt_started(**facts)
 
     def batch(self, *records: Record, number: int | None = None) -> Batch:

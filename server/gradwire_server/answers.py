@@ -108,6 +108,9 @@ def error_headers(status: int) -> dict[str, str]:
         return {"Retry-After": str(RETRY_SECONDS)}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if status in (408, 413):
+        # The rest of the body is not wanted; without this it would still be received and thrown away.
+        return {"Connection": "close"}
     return {}
 
 

@@ -1,13 +1,12 @@
 """Streams: their beginning, which makes run, attempt, model and node, and their cursor."""
 
 import uuid
-from typing import Any
 
 import msgspec
 from gradwire_protocol.errors import MalformedError
 from gradwire_protocol.messages import Batch
 from gradwire_protocol.records import AttemptStarted
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from gradwire_server.database.tables import attempts, models, nodes, runs
 from gradwire_server.directives.open import expire_directives
@@ -16,11 +15,18 @@ from gradwire_server.runs.history import append_event
 
 
 def lock_cursor(connection: Connection, batch: Batch) -> int | None:
-    """Return the number up to which the stream is stored, its row locked; None when nothing of it is."""
-    query = select(nodes.c.cursor).where(
-        nodes.c.attempt == batch.attempt, nodes.c.model == batch.model, nodes.c.node == batch.node
-    )
-    return connection.execute(query.with_for_update()).scalar_one_or_none()
+    """Return the number up to which the stream is stored, its row locked; None when nothing of it is.
+
+    Raises:
+        MalformedError: The attempt belongs to another run.
+    """
+    query = select(nodes.c.cursor, attempts.c.run).join(attempts, attempts.c.id == nodes.c.attempt)
+    query = query.where(nodes.c.attempt == batch.attempt, nodes.c.model == batch.model, nodes.c.node == batch.node)
+    row = connection.execute(query.with_for_update(of=nodes)).one_or_none()
+    if row is None:
+        return None
+    _check_run(batch, row.run)
+    return int(row.cursor)
 
 
 def begin_stream(connection: Connection, batch: Batch, now: float) -> None:
@@ -36,8 +42,8 @@ def begin_stream(connection: Connection, batch: Batch, now: float) -> None:
     if not isinstance(first, AttemptStarted):
         raise MalformedError("a stream begins with attempt_started", field="records[0]")
     _ensure_run(connection, batch, first, now)
-    attempt = _ensure_attempt(connection, batch, first, now)
-    _ensure_model(connection, batch, first, attempt)
+    _ensure_attempt(connection, batch, first, now)
+    _ensure_model(connection, batch, first)
     connection.execute(
         insert(nodes).values(
             attempt=batch.attempt,
@@ -66,15 +72,17 @@ def _ensure_run(connection: Connection, batch: Batch, first: AttemptStarted, now
         connection.execute(insert(runs).values({**row, "created_at": now, "last_seen_at": now}))
 
 
-def _ensure_attempt(connection: Connection, batch: Batch, first: AttemptStarted, now: float) -> Row[Any]:
-    query = select(attempts).where(attempts.c.id == batch.attempt)
-    attempt = connection.execute(query).one_or_none()
-    if attempt is None:
+def _ensure_attempt(connection: Connection, batch: Batch, first: AttemptStarted, now: float) -> None:
+    run = connection.execute(select(attempts.c.run).where(attempts.c.id == batch.attempt)).scalar_one_or_none()
+    if run is None:
         _begin_attempt(connection, batch, first, now)
-        attempt = connection.execute(query).one()
-    if attempt.run != batch.run:
-        raise MalformedError(f"attempt {batch.attempt} belongs to run {attempt.run}", field="attempt")
-    return attempt
+    else:
+        _check_run(batch, run)
+
+
+def _check_run(batch: Batch, run: str) -> None:
+    if run != batch.run:
+        raise MalformedError(f"attempt {batch.attempt} belongs to run {run}", field="attempt")
 
 
 def _begin_attempt(connection: Connection, batch: Batch, first: AttemptStarted, now: float) -> None:
@@ -130,7 +138,7 @@ def _is_older(attempt: str, other: str) -> bool:
     return all(one.version == 7 for one in ids) and ids[0].int >> 80 < ids[1].int >> 80
 
 
-def _ensure_model(connection: Connection, batch: Batch, first: AttemptStarted, attempt: Row[Any]) -> None:
+def _ensure_model(connection: Connection, batch: Batch, first: AttemptStarted) -> None:
     key = (models.c.run == batch.run, models.c.name == batch.model)
     model = connection.execute(select(models).where(*key).with_for_update()).one_or_none()
     state = {
