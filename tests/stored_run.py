@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from agent_stream import attempt_started
+from agent_stream import attempt_started, plan
 from gradwire_protocol.identity import new_id
 from gradwire_protocol.messages import Batch
 from gradwire_protocol.records import PhaseSeconds, Points, Record, StepWindow, Switched
@@ -30,7 +30,9 @@ def connection(tmp_path: Path) -> Iterator[Connection]:
 class StoredRun:
     """Streams of one run, stored through ingest; `attempt` and `node` name the stream that `send` continues."""
 
-    def __init__(self, connection: Connection, *, run: str | None = None, now: float = BEGIN, **facts: object) -> None:
+    def __init__(
+        self, connection: Connection, *, run: str | None = None, now: float = BEGIN, **facts: object
+    ) -> None:
         self.connection = connection
         self.id = run or new_id()
         self.attempt = new_id()
@@ -61,8 +63,6 @@ class StoredRun:
 
     def switch(self, step: int, epoch: int, codec: str, **changes: object) -> None:
         """Store a switch that a node asked for."""
-        from agent_stream import plan
-
         values: dict[str, object] = {"cause": "local", **changes}
         self.send(Switched(at=self.now, step=step, epoch=epoch, plan=plan(codec), num_ranks=2, **values))  # type: ignore[arg-type]
 
@@ -126,7 +126,9 @@ def steps(
     return StepWindow(**(values | changes))  # type: ignore[arg-type]
 
 
-def metric(first_step: int, values: Sequence[float | None], *, name: str = "loss", every: int = 1, **changes: object) -> Points:
+def metric(
+    first_step: int, values: Sequence[float | None], *, name: str = "loss", every: int = 1, **changes: object
+) -> Points:
     """Return values of a metric at every `every`-th step; None stands for NaN."""
     numbers = tuple(first_step + every * index for index in range(len(values)))
     kinds = {str(index): "nan" for index, value in enumerate(values) if value is None}

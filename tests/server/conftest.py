@@ -3,8 +3,9 @@
 import pytest
 from agent_stream import AgentStream
 from server_process import ServerProcess, server
+from stored_run import connection
 
-__all__ = ["server"]
+__all__ = ["connection", "server"]
 
 
 @pytest.fixture
