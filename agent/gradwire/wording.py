@@ -70,7 +70,7 @@ def outcome(run: Run, change: Change) -> str:
         case "rejected":
             why = "; ".join(f"process {one.rank} on {one.host} refused: {one.reason}" for one in change.refusals)
             return (
-                f"Not applied. {why or 'The training refused'}. {_method(run.codec).capitalize()} stays everywhere."
+                f"Not applied. {why or 'The training refused'}. {_capital(run.codec)} stays everywhere."
             )
         case "superseded":
             return f"Not applied. {wish} (change no. {change.revision}) was replaced by a later change."

@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import logging
 import socket
 import time
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from gradwire_protocol.messages import ErrorAnswer, ErrorDetail
 from msgspec import Struct
 
 from gradwire.errors import SettingError, UnreachableError
+
+# Every thread of the agent has a name that begins with this.
+THREAD_PREFIX = "gradwire-"
 
 # A run's whole page as JSON is below 1 MB; more is not from our server.
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -58,6 +62,18 @@ class _StrictErrorAnswer(ErrorAnswer, kw_only=True):
     """An error answer that must hold its error."""
 
     error: ErrorDetail
+
+
+class _SilentThreads(logging.Filter):
+    """Keeps what httpx says of the agent's own requests, two lines a second, out of the training's log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.threadName or "").startswith(THREAD_PREFIX)
+
+
+_silent_threads = _SilentThreads()
+for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
+    logging.getLogger(_name).addFilter(_silent_threads)
 
 
 class ServerLink:

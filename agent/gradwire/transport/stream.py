@@ -102,11 +102,12 @@ class Stream(threading.Thread):
         with self._condition:
             while not self._is_stopping:
                 due_at, now = self._due_at(), time.monotonic()
-                if self._deadline is not None and due_at > self._deadline:
+                is_idle = math.isinf(due_at) and due_at > 0
+                if self._deadline is not None and (is_idle or due_at > self._deadline):
                     return False
                 if due_at <= now:
                     return True
-                self._condition.wait(None if math.isinf(due_at) else due_at - now)
+                self._condition.wait(None if is_idle else due_at - now)
             return False
 
     def _due_at(self) -> float:

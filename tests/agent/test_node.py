@@ -1,0 +1,621 @@
+"""A node's ranks in processes of their own: one stream, commands over the socket, silence in forked children."""
+
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from agent_stream import attempt_started, losses, plan, window
+from gradwire.errors import AnswerError, SettingError, SpoolError, UnreachableError
+from gradwire.transport import place
+from gradwire.transport.local import Hello, Inlet, LossPart, pack
+from gradwire.transport.node import NodeReporter, open_reporter
+from gradwire.transport.operator import find_nodes, roll_back
+from gradwire.transport.reporter import DeliverySummary, Reporter
+from gradwire.transport.spool import Spool
+from gradwire_protocol.errors import MalformedError
+from gradwire_protocol.identity import new_id
+from gradwire_protocol.records import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    NodeFacts,
+    Points,
+    Record,
+    Refused,
+    StepWindow,
+    Switched,
+)
+from scripted_server import ScriptedServer, accepted, refusal, unused_port, wait_until
+
+RECORD = msgspec.json.Decoder(Record)
+
+SIBLING = textwrap.dedent(
+    """
+    import sys, time
+    import msgspec
+    from agent_stream import window
+    from gradwire_protocol.records import AttemptEnded
+    from pathlib import Path
+    from gradwire.transport.node import open_reporter
+    from agent_stream import attempt_started
+    options = msgspec.json.decode(sys.argv[1])
+    reporter = open_reporter(
+        run=options["run"], attempt=options["attempt"], model="model", node=0, rank=options["rank"],
+        local_ranks=tuple(options["local_ranks"]), started=attempt_started(), spool_folder=Path(options["spool"]),
+        server=None, token=None, on_rollback=print,
+    )
+    for step in range(1, options["num_windows"] + 1):
+        reporter.report(window(step, num_steps=1, num_rank_steps=1))
+        reporter.report_loss([step], [float(options["rank"])], [1.0])
+    print("reported", flush=True)
+    sys.stdin.readline()
+    ended = AttemptEnded(at=time.time(), last_step=options["num_windows"], status="finished")
+    summary = reporter.close(ended, 20.0)
+    print(summary.num_delivered, summary.num_dropped, flush=True)
+    """
+)
+
+
+class Node:
+    """Arguments of one node's reporters."""
+
+    def __init__(self, spool: Path, local_ranks: tuple[int, ...] = (0, 1), server: str | None = None) -> None:
+        self.spool = spool
+        self.local_ranks = local_ranks
+        self.server = server
+        self.run = new_id()
+        self.attempt = new_id()
+        self.rollbacks: list[str] = []
+        self.facts: dict[str, object] = {}
+
+    def open(self, rank: int = 0, **changes: object) -> Reporter:
+        arguments: dict[str, object] = {
+            "run": self.run,
+            "attempt": self.attempt,
+            "model": "model",
+            "node": 0,
+            "rank": rank,
+            "local_ranks": self.local_ranks,
+            "started": attempt_started(node=NodeFacts(host="node-00", ranks=self.local_ranks), **self.facts),
+            "spool_folder": self.spool,
+            "server": self.server,
+            "token": "ingest-secret",
+            "on_rollback": self.rollbacks.append,
+        }
+        return open_reporter(**{**arguments, **changes})  # type: ignore[arg-type]
+
+    def start_sibling(self, rank: int, num_windows: int) -> subprocess.Popen[bytes]:
+        options = {
+            "run": self.run,
+            "attempt": self.attempt,
+            "rank": rank,
+            "local_ranks": self.local_ranks,
+            "spool": str(self.spool),
+            "num_windows": num_windows,
+        }
+        tests = str(Path(__file__).parents[1])
+        return subprocess.Popen(
+            [sys.executable, "-c", SIBLING, msgspec.json.encode(options).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": tests},
+        )
+
+    @property
+    def folder(self) -> Path:
+        return place.stream_folder(self.spool, self.run, self.attempt, "model", 0)
+
+    @property
+    def socket(self) -> Path:
+        (node,) = find_nodes([self.spool])
+        return node.socket
+
+    def spooled(self) -> list[Record]:
+        """Return everything that a closed node left."""
+        spool = Spool(self.folder)
+        records = []
+        while (batch := spool.next_batch()) is not None:
+            records += [RECORD.decode(record) for record in batch.records]
+            spool.acknowledge(batch.number)
+        spool.close()
+        return records
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "spool")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Node:
+    """A node of one rank."""
+    return Node(tmp_path / "spool", (0,))
+
+
+@contextlib.contextmanager
+def opened(node: Node, **changes: object) -> Iterator[Reporter]:
+    reporter = node.open(**changes)
+    try:
+        yield reporter
+    finally:
+        reporter.close(None, 5.0)
+
+
+def ended(status: str = "finished", last_step: int = 10, exception: str = "") -> AttemptEnded:
+    return AttemptEnded(at=time.time(), last_step=last_step, status=status, exception=exception)  # type: ignore[arg-type]
+
+
+def close_all(*reporters: tuple[Reporter, AttemptEnded | None]) -> list[DeliverySummary]:
+    """Close the ranks of a node at once, as they do at the end of training."""
+    summaries: dict[int, DeliverySummary] = {}
+
+    def close(index: int, reporter: Reporter, how: AttemptEnded | None) -> None:
+        summaries[index] = reporter.close(how, 20.0)
+
+    threads = [threading.Thread(target=close, args=(index, *pair)) for index, pair in enumerate(reporters)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [summaries[index] for index in range(len(reporters))]
+
+
+def switched(codec: str, *, step: int, is_rollback: bool = False) -> Switched:
+    return Switched(
+        at=time.time(),
+        step=step,
+        epoch=1,
+        plan=plan(codec),
+        num_ranks=2,
+        cause="local",
+        is_rollback=is_rollback,
+    )
+
+
+def windows_of(records: list[Record]) -> list[StepWindow]:
+    return [record for record in records if isinstance(record, StepWindow)]
+
+
+def test_ranks_in_processes_become_one_stream(node: Node) -> None:
+    first = node.open(0)
+    sibling = node.start_sibling(1, 50)
+    for step in range(1, 51):
+        first.report(window(step, num_steps=1, num_rank_steps=1))
+        first.report_loss([step], [4.0], [3.0])
+    assert sibling.stdout is not None
+    assert sibling.stdout.readline() == b"reported\n"
+    assert sibling.stdin is not None
+    sibling.stdin.write(b"\n")
+    sibling.stdin.close()
+    summary = first.close(ended(last_step=50), 30.0)
+    assert sibling.stdout.readline() == b"100 0\n"
+    assert sibling.wait() == 0
+    sibling.stdout.close()
+    records = node.spooled()
+    assert summary.spool_path == node.folder
+    assert summary.num_dropped == 0
+    assert summary.num_undelivered == 1 + 50 + 50 + 1
+    assert isinstance(records[0], AttemptStarted)
+    assert isinstance(records[-1], AttemptEnded)
+    windows = windows_of(records)
+    assert sorted(one.first_step for one in windows) == list(range(1, 51))
+    assert {one.num_rank_steps for one in windows} == {2}
+    values = {
+        step: value
+        for record in records
+        if isinstance(record, Points)
+        for step, value in zip(record.steps, record.values, strict=True)
+    }
+    assert values == dict.fromkeys(range(1, 51), (4.0 * 3 + 1.0 * 1) / 4)
+
+
+def test_order_of_starting_does_not_matter(node: Node) -> None:
+    second = node.open(1)
+    second.report(window(1, num_rank_steps=10))
+    first = node.open(0)
+    first.report(window(1, num_rank_steps=10))
+    close_all((first, None), (second, None))
+    (merged,) = windows_of(node.spooled())
+    assert merged.num_rank_steps == 20
+
+
+def test_other_records_pass_unchanged_and_in_order(alone: Node) -> None:
+    reporter = alone.open()
+    event = Event(at=1.5, step=3, kind="note", message="hello", rank=0)
+    refused = Refused(at=1.5, step=4, epoch=0, revision=2, refusals=())
+    points = losses(1, [0.5, 0.25])
+    switch = switched("int8", step=5)
+    for record in (event, points, switch, refused):
+        reporter.report(record)
+    reporter.close(ended(), 5.0)
+    passed = alone.spooled()[1:-1]
+    assert passed == [event, points, switch, refused]
+
+
+def test_worst_end_of_the_ranks_is_the_end_of_the_node(node: Node) -> None:
+    first, second = node.open(0), node.open(1)
+    close_all((first, ended(last_step=20)), (second, ended("failed", 18, "ValueError: no")))
+    last = node.spooled()[-1]
+    assert isinstance(last, AttemptEnded)
+    assert (last.status, last.exception, last.last_step) == ("failed", "ValueError: no", 20)
+
+
+def test_sibling_that_is_killed_is_named_and_holds_nobody_up(node: Node) -> None:
+    first = node.open(0)
+    sibling = node.start_sibling(1, 5)
+    assert sibling.stdout is not None
+    assert sibling.stdin is not None
+    assert sibling.stdout.readline() == b"reported\n"
+    wait_until(lambda: find_nodes([node.spool])[0].status.last_step == 5)
+    sibling.send_signal(signal.SIGKILL)
+    sibling.wait()
+    sibling.stdout.close()
+    sibling.stdin.close()
+    began = time.monotonic()
+    first.close(ended(), 60.0)
+    assert time.monotonic() - began < 30.0
+    events = [record for record in node.spooled() if isinstance(record, Event)]
+    assert [event.rank for event in events] == [1]
+    assert "rank 1 went away" in events[0].message
+
+
+def test_sibling_without_a_first_rank_ends_in_time_and_counts(node: Node) -> None:
+    second = node.open(1)
+    second.report(window(1))
+    second.report_loss([1, 2], [1.0, 1.0], [1.0, 1.0])
+    began = time.monotonic()
+    summary = second.close(ended(), 0.5)
+    assert time.monotonic() - began < 10.0
+    assert (summary.num_delivered, summary.num_dropped) == (0, 3)
+
+
+def test_delivered_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    with ScriptedServer(accepted) as server:
+        node = Node(tmp_path / "spool", (0,), server.url)
+        reporter = node.open()
+        for step in range(1, 11):
+            reporter.report(window(step))
+        summary = reporter.close(ended(), 20.0)
+        assert summary == DeliverySummary(num_delivered=12)
+        assert list(node.spool.iterdir()) == []
+
+
+def test_server_that_is_never_there_costs_little_and_loses_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path / "spool", (0,), f"http://127.0.0.1:{unused_port()}")
+    reporter = node.open()
+    for step in range(1, 201):
+        reporter.report(window(step))
+    began = time.monotonic()
+    summary = reporter.close(ended(), 10.0)
+    assert time.monotonic() - began < 20.0
+    assert summary.num_undelivered == 202
+    assert len(windows_of(node.spooled())) == 200
+
+
+def test_new_attempt_delivers_what_the_killed_one_left(tmp_path: Path) -> None:
+    with ScriptedServer(accepted) as server:
+        node = Node(tmp_path / "spool", (0,), server.url)
+        left = Node(node.spool, (0,), f"http://127.0.0.1:{unused_port()}")
+        left.run = node.run
+        reporter = left.open()
+        reporter.report(window(7))
+        reporter.close(None, 1.0)
+        facts = place.read_facts(left.folder)
+        assert facts is not None
+        place.write_facts(left.folder, facts.__replace__(server=server.url), None)
+        with opened(node):
+            wait_until(lambda: not left.folder.exists())
+        stored = {heard.batch.attempt: heard.batch for heard in server.heard}
+        assert windows_of(list(stored[left.attempt].records))[0].first_step == 7
+
+
+def test_unfit_records_are_counted_and_do_not_spoil_others(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
+    reporter = alone.open()
+    bad = window(1)
+    bad.seconds.step = float("nan")
+    reporter.report(bad)
+    reporter.report(window(5, num_steps=-3))
+    reporter.report(Points(name="bad\nname", steps=(1, 2), values=(1.0, 2.0)))
+    reporter.report(Points(name="ok", steps=(1, 2), values=(1.0, float("nan"))))
+    summary = reporter.close(ended(), 5.0)
+    assert summary.num_dropped == 4
+    (kept,) = [record for record in alone.spooled() if isinstance(record, Points)]
+    assert (kept.values, kept.kinds) == ((1.0, None), {"1": "nan"})
+    assert caplog.text.count("StepWindow record is not acceptable") == 1
+
+
+def test_records_over_the_limits_are_split_or_shortened(alone: Node) -> None:
+    reporter = alone.open()
+    reporter.report(losses(1, [0.5] * 2500))
+    reporter.report(Event(at=1.0, step=1, kind="note", message="m" * 5000))
+    reporter.close(ended("failed", exception="e" * 5000), 5.0)
+    records = alone.spooled()
+    assert [len(record.steps) for record in records if isinstance(record, Points)] == [1000, 1000, 500]
+    assert [len(record.message) for record in records if isinstance(record, Event)] == [2000]
+    assert isinstance(records[-1], AttemptEnded)
+    assert len(records[-1].exception) == 2000
+
+
+def test_full_spool_is_counted_exactly_and_told_when_it_takes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = refusal(503, "unavailable")
+    with ScriptedServer(busy) as server:
+        node = Node(tmp_path / "spool", (0,), server.url)
+        with opened(node, cap_bytes=64 * 1024) as reporter:
+            for step in range(1, 301):
+                reporter.report(window(step))
+            wait_until(lambda: find_nodes([node.spool])[0].status.last_step == 309)
+            num_dropped = find_nodes([node.spool])[0].status.num_dropped
+            server.then(accepted)
+            wait_until(lambda: find_nodes([node.spool])[0].status.num_waiting == 0)
+            reporter.report(window(301))
+            wait_until(lambda: find_nodes([node.spool])[0].status.last_step == 310)
+        batches = [heard.batch for heard in server.heard if heard.batch.number > 0]
+    records = [record for batch in {batch.number: batch for batch in batches}.values() for record in batch.records]
+    steps = [one.first_step for one in windows_of(records)]
+    assert steps == [*range(1, 301 - num_dropped), 301], "the newest go, exactly as many as were counted"
+    assert 0 < num_dropped < 300
+    assert batches[-1].num_dropped == num_dropped
+    (told,) = [record for record in records if isinstance(record, Event)]
+    assert (told.kind, told.data) == ("data_dropped", {"num_dropped": num_dropped})
+    assert caplog.text.count("dropped and counted") == 1
+
+
+def test_report_never_blocks_and_never_raises_after_close(alone: Node) -> None:
+    reporter = alone.open()
+    first = reporter.close(ended(), 5.0)
+    reporter.report(window(1))
+    reporter.report_loss([1], [1.0], [1.0])
+    reporter.announce(switched("none", step=1))
+    assert reporter.close(ended(), 5.0) is first
+
+
+def test_forked_child_sends_nothing_and_closes_nothing(alone: Node) -> None:
+    reporter = alone.open()
+    reporter.report(window(1))
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            reporter.report(window(99))
+            reporter.report_loss([99], [1.0], [1.0])
+            is_silent = reporter.close(ended("failed"), 5.0) == DeliverySummary()
+            os._exit(0 if is_silent else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert alone.socket.exists()
+    reporter.report(window(2))
+    reporter.close(ended(), 5.0)
+    records = alone.spooled()
+    assert [one.first_step for one in windows_of(records)] == [1, 2]
+    assert sum(isinstance(record, AttemptEnded) for record in records) == 1
+
+
+def test_status_tells_what_the_node_does(alone: Node) -> None:
+    with opened(alone) as reporter:
+        reporter.report(switched("int8", step=40))
+        reporter.report(window(50))
+        (found,) = find_nodes([alone.spool])
+        status = found.status
+        assert (status.run, status.run_name, status.attempt) == (alone.run, "toy", alone.attempt)
+        assert (status.codec, status.since_step, status.last_step) == ("int8", 40, 59)
+        assert status.ranks == (0,)
+        assert status.trouble == "no server is set"
+        assert status.num_waiting >= 1
+        assert status.process == os.getpid()
+
+
+def test_rollback_over_the_socket_waits_for_the_switch(alone: Node) -> None:
+    with opened(alone) as reporter:
+        reporter.report(switched("int8", step=40))
+        wait_until(lambda: find_nodes([alone.spool])[0].status.codec == "int8")
+
+        def train() -> None:
+            wait_until(lambda: alone.rollbacks == ["loss spike"])
+            reporter.report(Refused(at=1.0, step=44, epoch=1, revision=9, refusals=()))
+            reporter.report(switched("int8", step=45))
+            reporter.report(switched("none", step=46, is_rollback=True))
+
+        training = threading.Thread(target=train)
+        training.start()
+        result = roll_back(alone.socket, "loss spike", 20.0)
+        training.join()
+        assert result.codec_before == "int8"
+        assert result.switched is not None
+        assert result.switched.step == 46
+
+
+def test_rollback_hears_an_announced_switch_which_is_not_sent_to_the_server(alone: Node) -> None:
+    with opened(alone) as reporter:
+
+        def train() -> None:
+            wait_until(lambda: alone.rollbacks != [])
+            reporter.announce(switched("none", step=46, is_rollback=True))
+
+        training = threading.Thread(target=train)
+        training.start()
+        result = roll_back(alone.socket, "", 20.0)
+        training.join()
+        assert result.switched is not None
+    assert not any(isinstance(record, Switched) for record in alone.spooled())
+
+
+def test_rollback_of_a_training_that_stands_still_is_not_called_done(alone: Node) -> None:
+    with opened(alone):
+        assert roll_back(alone.socket, "", 0.3).switched is None
+        assert alone.rollbacks == [""]
+
+
+def test_rollback_of_a_run_that_is_only_measured_is_denied(alone: Node) -> None:
+    alone.facts = {"is_steered": False}
+    with opened(alone), pytest.raises(AnswerError, match="measured only"):
+        roll_back(alone.socket, "", 5.0)
+    assert alone.rollbacks == []
+
+
+def test_error_in_the_session_does_not_end_the_node(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(reason: str) -> None:
+        raise ValueError(reason)
+
+    with opened(alone, on_rollback=fail) as reporter:
+        with pytest.raises(UnreachableError):
+            roll_back(alone.socket, "x", 0.5)
+        reporter.report(window(3))
+        wait_until(lambda: find_nodes([alone.spool])[0].status.last_step == 12)
+    assert "met an error and goes on" in caplog.text
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x03abc", b"\xff" * 100, b""])
+def test_nonsense_on_the_socket_harms_nobody(alone: Node, sent: bytes) -> None:
+    with opened(alone) as reporter:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(alone.socket))
+            stranger.sendall(sent)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(alone.socket))
+            reporter.report(window(1))
+            wait_until(lambda: find_nodes([alone.spool])[0].status.last_step == 10)
+
+
+def test_socket_belongs_to_this_user_alone(alone: Node) -> None:
+    with opened(alone):
+        mode = alone.socket.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_other_user_is_turned_away_even_where_the_file_mode_lets_them_in() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as root, opened(alone := Node(Path(root), (0,))):
+        path = alone.socket
+        path.chmod(0o666)
+        for folder in (path.parent, path.parent.parent, Path(root)):
+            folder.chmod(0o755)
+        nobody = pwd.getpwnam("nobody").pw_uid
+        program = (
+            "import socket, sys\n"
+            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(10)\n"
+            "s.sendall(bytes.fromhex(sys.argv[2])); print(len(s.recv(100)))"
+        )
+        hello = pack(Hello(rank=1)).hex()
+        done = subprocess.run(
+            ["/usr/bin/env", "python3", "-c", program, str(path), hello],
+            user=nobody,
+            capture_output=True,
+            cwd="/",
+            check=False,
+        )
+        assert b"Permission" not in done.stderr
+        assert done.stdout == b"0\n" or b"reset" in done.stderr.lower() or b"Broken pipe" in done.stderr
+        assert alone.rollbacks == []
+
+
+def test_long_spool_path_gets_a_short_socket(tmp_path: Path) -> None:
+    node = Node(tmp_path / ("deep" * 30), (0, 1))
+    first, second = node.open(0), node.open(1)
+    assert len(os.fsencode(node.socket)) <= 103
+    first.report(window(1, num_rank_steps=10))
+    second.report(window(1, num_rank_steps=10))
+    path = node.socket
+    close_all((first, None), (second, None))
+    (merged,) = windows_of(node.spooled())
+    assert merged.num_rank_steps == 20
+    assert not path.exists()
+
+
+def test_spool_that_cannot_be_written_moves_to_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    node = Node(tmp_path / "file" / "spool", (0, 1))
+    with caplog.at_level(logging.WARNING):
+        first, second = node.open(0), node.open(1)
+    assert "instead" in caplog.text
+    first.report(window(1, num_rank_steps=10))
+    second.report(window(1, num_rank_steps=10))
+    summary, _ = close_all((first, None), (second, None))
+    assert summary.spool_path is not None
+    assert summary.spool_path.is_relative_to(place.temporary_root())
+    node.spool = place.temporary_root() / "spool"
+    assert windows_of(node.spooled())[0].num_rank_steps == 20
+
+
+def test_temporary_folder_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"gradwire-{os.getuid()}").mkdir(mode=0o777)
+    (tmp_path / f"gradwire-{os.getuid()}").chmod(0o777)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match="file/spool"):
+        Node(tmp_path / "file" / "spool", (0,)).open()
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "C:\\x", "%2e%2e/", "a?b#c"])
+def test_names_never_become_paths(tmp_path: Path, name: str) -> None:
+    node = Node(tmp_path / "spool", (0,))
+    node.facts = {"run_name": name}
+    reporter = node.open(model=name)
+    reporter.close(ended(), 5.0)
+    found = place.find_streams(tmp_path)
+    assert [(facts.started.run_name, facts.model) for _, facts in found] == [(name, name)]
+    assert {path.parent for path in tmp_path.rglob("*.segment")} == {found[0][0]}
+    assert found[0][0].parent == node.spool / node.run
+
+
+def test_models_of_one_process_have_streams_of_their_own(tmp_path: Path) -> None:
+    node = Node(tmp_path / "spool", (0,))
+    with opened(node, model="a") as one, opened(node, model="b") as two:
+        one.report(window(1))
+        two.report(window(2))
+    names = sorted(facts.model for _, facts in place.find_streams(node.spool))
+    assert names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"run": "../../x"}, MalformedError),
+        ({"attempt": "x"}, MalformedError),
+        ({"server": "http://::1:80"}, SettingError),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(
+    alone: Node, changes: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        alone.open(**changes)
+
+
+def test_token_over_plain_http_to_another_machine_is_warned_of_without_the_token(
+    alone: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(alone, server=f"http://0.0.0.0:{unused_port()}"):
+        assert "unencrypted" in caplog.text
+        assert "ingest-secret" not in caplog.text
+
+
+def test_local_messages_survive_any_cut(alone: Node) -> None:
+    messages = [Hello(3), LossPart([1, 2], [float("inf"), 0.5], [1.0, 2.0])]
+    data = b"".join(pack(message) for message in messages)
+    inlet = Inlet()
+    taken = [message for index in range(len(data)) for message in inlet.requests(data[index : index + 1])]
+    assert taken == messages
+
+
+def test_first_rank_is_the_smallest(tmp_path: Path) -> None:
+    node = Node(tmp_path / "spool", (4, 5))
+    with opened(node, rank=4) as first:
+        assert isinstance(first, NodeReporter)
