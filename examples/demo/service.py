@@ -1,8 +1,10 @@
 """The demo's server on this host, and the requests that the demo makes to it as an operator."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +73,10 @@ class Server:
         """Return what the page of a run shows."""
         return self._ask("GET", routes.RUN.format(run=run))
 
+    def watch(self, run: str) -> None:
+        """Keep the run's live stream open as a browser does, so that its numbers come every second."""
+        threading.Thread(target=self._drain, args=(routes.RUN_LIVE.format(run=run),), daemon=True).start()
+
     def set_codec(self, run: str, codec: str, *, reason: str) -> None:
         """Ask for a codec, against the run's present revision."""
         revision = self.run(run)["revision"]
@@ -104,6 +110,11 @@ class Server:
             time.sleep(0.05)
         facts: dict[str, Any] = msgspec.json.decode(ready.read_bytes())
         return facts
+
+    def _drain(self, path: str) -> None:
+        with contextlib.suppress(httpx.HTTPError), self._operator.stream("GET", path) as stream:
+            for _ in stream.iter_raw():
+                pass
 
     def _ask(
         self, method: str, path: str, message: object = None, *, query: Mapping[str, int] | None = None

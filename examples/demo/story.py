@@ -78,6 +78,7 @@ class Story:
             self.note(self._server.run(self.run))
         elif runs := self._server.runs():
             self.note(self._server.run(runs[0]["id"]))
+            self._server.watch(self.run)
             self._progress.say(f"watch it at {self._server.url}/runs/{self.run}")
         self._viewed_at = time.monotonic()
 

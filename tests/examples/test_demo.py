@@ -98,7 +98,7 @@ def test_killed_demo_takes_its_ranks_along(folder: Path) -> None:
     process = start("--data", str(folder))
     list(lines_until(process, r"^watch it at "))
     process.kill()
-    process.wait()
+    process.communicate(timeout=60)
     deadline = time.monotonic() + 60
     while left := mentions(folder):
         assert time.monotonic() < deadline, left
