@@ -9,7 +9,16 @@ from gradwire_protocol.errors import MalformedError, TooLargeError
 from gradwire_protocol.identity import validate_id, validate_name
 from gradwire_protocol.messages import PROTOCOL, Batch
 from gradwire_protocol.plans import validate_plan
-from gradwire_protocol.records import AttemptStarted, Event, Points, Record, StepWindow, Switched
+from gradwire_protocol.records import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    Points,
+    Record,
+    Refused,
+    StepWindow,
+    Switched,
+)
 
 T = TypeVar("T")
 
@@ -86,11 +95,16 @@ def validate_record(record: Record, *, field: str) -> None:
     elif isinstance(record, Points):
         _validate_points(record, field)
     elif isinstance(record, Event):
-        check_integers(**{f"{field}.step": record.step})
+        check_integers(**{f"{field}.step": record.step, f"{field}.rank": record.rank or 0})
         _check_word(record.kind, field=f"{field}.kind")
         check_text(record.message, field=f"{field}.message")
+    elif isinstance(record, AttemptEnded):
+        check_integers(**{f"{field}.last_step": record.last_step})
+    elif isinstance(record, Refused):
+        check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "revision")})
     elif isinstance(record, Switched):
-        check_integers(**{f"{field}.step": record.step, f"{field}.epoch": record.epoch})
+        check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "num_ranks")})
+        check_integers(**{f"{field}.revision": record.revision or 0})
         check_text(record.reason, field=f"{field}.reason")
         validate_plan(record.plan, field=f"{field}.plan")
 

@@ -125,7 +125,7 @@ def test_stale_revision_is_a_conflict_with_state_and_author(
     assert directive_states(server.database_path, stream.run) == ["requested"]
 
 
-def test_revision_from_before_the_trainings_own_rollback_is_a_conflict(
+def test_revision_from_before_the_trainings_own_switch_is_a_conflict(
     stream: AgentStream, operator: Operator
 ) -> None:
     switched = applied(stream, operator.set("int8", 0), step=5)
@@ -182,9 +182,7 @@ def test_codec_that_the_attempt_cannot_run_is_refused(server: ServerProcess) -> 
     assert "none, bf16" in str(error(answer)["message"])
 
 
-def test_newer_change_supersedes_an_open_one(
-    server: ServerProcess, stream: AgentStream, operator: Operator
-) -> None:
+def test_newer_change_supersedes_the_open(server: ServerProcess, stream: AgentStream, operator: Operator) -> None:
     made(operator.set("bf16", 0))
     made(operator.set("int8", 1))
     assert directive_states(server.database_path, stream.run) == ["superseded", "requested"]
@@ -287,9 +285,7 @@ def test_run_that_is_only_measured_takes_no_changes(server: ServerProcess) -> No
     assert "the side group could not connect" in str(error(answer)["message"])
 
 
-def test_unknown_run_and_model_are_not_found(
-    server: ServerProcess, stream: AgentStream, operator: Operator
-) -> None:
+def test_unknown_run_or_model_is_not_found(server: ServerProcess, stream: AgentStream, operator: Operator) -> None:
     answer = Operator(server.operator(), new_id()).set("int8", 0)
     assert (answer.status_code, error(answer)["code"], error(answer)["field"]) == (404, "not_found", "run")
     answer = operator.set("int8", 0, model="critic")

@@ -202,6 +202,17 @@ def test_interval_is_short_while_a_change_is_open_and_long_otherwise(
     assert stream.send(window(20)) == limits.IDLE_INTERVAL_SECONDS
 
 
+def two_nodes(server: ServerProcess) -> tuple[AgentStream, AgentStream]:
+    """Return the begun streams of an attempt with two ranks on each of two nodes."""
+    first = AgentStream(server.agent(), world_size=4)
+    facts = NodeFacts(host="node-01", ranks=(2, 3))
+    of_run = {"run": first.run, "attempt": first.attempt}
+    second = AgentStream(server.agent(), **of_run, node=2, node_facts=facts, world_size=4)
+    first.begin()
+    second.begin()
+    return first, second
+
+
 def test_second_node_joins_the_attempt(server: ServerProcess) -> None:
     first = AgentStream(server.agent(), world_size=4)
     first.begin()

@@ -4,11 +4,10 @@ Chat programs and mail scanners fetch links ahead of their readers, so opening t
 pressing that spends the link.
 """
 
-from html import escape
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 from gradwire_server.access.actors import session_cookie
 from gradwire_server.access.origin import check_host, check_origin
@@ -27,18 +26,6 @@ MAX_FORM_BYTES = 4096
 def login_link(base_url: str, secret: str) -> str:
     """Return the address that shows the login button."""
     return f"{base_url}{LOGIN}/{secret}"
-
-
-@router.get(LOGIN + "/{secret}")
-async def show_login(request: Request, secret: str) -> Response:
-    """Show the button that logs in; the link stays unused, and no copy of the page is kept."""
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Gradwire</title>'
-        '<meta name="viewport" content="width=device-width"></head><body><main><h1>Gradwire</h1>'
-        f'<form method="post" action="{LOGIN}"><input type="hidden" name="secret" value="{escape(secret)}">'
-        "<button>Log in</button></form></main></body></html>"
-    )
-    return HTMLResponse(page, headers={"Cache-Control": "no-store"})
 
 
 @router.post(LOGIN)

@@ -23,7 +23,8 @@ def make_engine(url: str, *, is_writer: bool) -> Engine:
     On SQLite a writer begins with BEGIN IMMEDIATE, so that it waits for a lock instead of failing when a read
     transaction turns into a writing one; a reader sees one snapshot and cannot write.
     """
-    engine = create_engine(url)
+    # Readers live in threads of Starlette's pool (40) and of asyncio's.
+    engine = create_engine(url, pool_size=1 if is_writer else 8, max_overflow=0 if is_writer else 64)
     if engine.dialect.name != "sqlite":
         return engine
     settings = [f"busy_timeout={int(BUSY_SECONDS * 1000)}", "foreign_keys=ON"]

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from gradwire_protocol import limits, routes
 from gradwire_protocol.coding import validate_record
@@ -31,6 +31,7 @@ from gradwire_server.services import services_of
 router = APIRouter(tags=["changes"])
 
 Operator = Annotated[Actor, Depends(operator)]
+Revision = Annotated[int, Path(ge=0, le=limits.MAX_INTEGER)]
 Agent = Annotated[Token, Depends(ingest)]
 
 
@@ -56,7 +57,7 @@ async def post_rollback(request: Request, run: str, actor: Operator) -> Response
 
 
 @router.post(routes.DIRECTIVE_REASON, openapi_extra=describe(ReasonRequest, {200: Directive}))
-async def post_reason(request: Request, run: str, revision: int, actor: Operator) -> Response:
+async def post_reason(request: Request, run: str, revision: Revision, actor: Operator) -> Response:
     """Give the reason of a change after it was made."""
     message = await read_message(request, ReasonRequest)
     return json_answer(await give_reason(services_of(request), run, revision, message, actor.name))
@@ -69,7 +70,7 @@ async def get_directive(
     attempt: str,
     token: Agent,
     model: str = "model",
-    after: int = 0,
+    after: Annotated[int, Query(ge=0, le=limits.MAX_INTEGER)] = 0,
     wait: Annotated[float, Query(ge=0)] = limits.LONG_POLL_SECONDS,
 ) -> Response:
     """Wait for the newest open directive of this attempt above `after`; null when the wait runs out."""
