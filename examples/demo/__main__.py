@@ -72,6 +72,7 @@ def demonstrate(options: argparse.Namespace, stack: ExitStack) -> int:
     ranks = stack.enter_context(Ranks(ground, server, folder, steps=options.steps))
     story = Story(server, progress, Schedule.of(options.steps, rolls_back=options.exit), num_ranks=NUM_RANKS)
     if train(ranks, story, progress):
+        progress.say("training has ended")
         return 0
     if not options.exit:
         progress.say("training has ended; the server stays until Ctrl-C")

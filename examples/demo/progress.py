@@ -19,7 +19,7 @@ class Progress:
         self._is_line_open = False
 
     def show(self, line: dict[str, Any], view: dict[str, Any] | None) -> None:
-        """Show a step as rank 0 reported it, with what the run's page knows by now."""
+        """Show a step as rank 0 reported it, and the exposed share that the run's page shows by now."""
         self._seconds.append(line["seconds"])
         if not self._is_terminal and line["step"] % LOG_STEPS:
             return
@@ -30,7 +30,7 @@ class Progress:
                 f"loss {line['loss']:.3f}",
                 f"{mean(self._seconds) * 1000:.0f} ms/step",
                 "exposed ?" if share is None else f"exposed {share:.0%}",
-                view["summary"]["codec"] if view else "none",
+                line["codec"],
             )
         )
         if self._is_terminal:

@@ -85,8 +85,15 @@ class Story:
     def note(self, view: dict[str, Any]) -> None:
         """Remember what the run's page shows now."""
         self._view = view
-        if change := view["last_change"]:
+        change = view["last_change"]
+        if change and change != self.changes.get(change["kind"]):
             self.changes[change["kind"]] = change
+            if change["state"] == "applied":
+                codec = "uncompressed" if change["codec"] == "none" else change["codec"]
+                self._progress.say(
+                    f"{codec} on {change['num_ranks_confirmed']} of {change['num_ranks']} ranks "
+                    f"since step {change['step']}, {change['seconds']:.1f} s after the request"
+                )
 
     def _act(self) -> None:
         if not self.run:

@@ -75,7 +75,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         session.step(loss=loss, samples=BATCH_SIZE, tokens=text.numel())
-        say(step=step, loss=loss.item(), seconds=time.perf_counter() - began)
+        say(step=step, loss=loss.item(), seconds=time.perf_counter() - began, codec=session.codec)
 
     session.close()
     say(hash=hash_of(model.module))
