@@ -1,7 +1,6 @@
-"""Plays a training's nodes against a real server: batches, the long poll, votes and results, as the agent sends them."""
+"""Plays a training's nodes against a real server: batches, the long poll, votes and results."""
 
 import time
-from types import TracebackType
 
 import httpx
 import msgspec
@@ -10,7 +9,7 @@ from gradwire_protocol.coding import encode
 from gradwire_protocol.identity import new_id
 from gradwire_protocol.messages import Batch, Directive, DirectiveAnswer, ResultReport
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import AttemptEnded, Record, Refused, Refusal, Result, Switched
+from gradwire_protocol.records import AttemptEnded, Record, Refusal, Refused, Result, Switched
 
 from examples.replay.training import STEPS_PER_WINDOW, Training
 
@@ -145,12 +144,8 @@ class Replay:
         self._client.post(routes.AGENT_RESULT.format(run=self.run_id), content=encode(report)).raise_for_status()
         self.send(result)
 
-    def close(self) -> None:
-        """Close the connection; the training falls silent."""
-        self._client.close()
-
     def __enter__(self) -> "Replay":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        self._client.close()

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from gradwire_protocol.codecs import CATALOGUE
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts, PhaseSeconds, Points, RankSums, StepWindow
+from gradwire_protocol.records import (
+    AttemptStarted,
+    LinkFacts,
+    NodeFacts,
+    PhaseSeconds,
+    Points,
+    RankSums,
+    StepWindow,
+)
 
 # Steps in one window: about a second of each training below.
 STEPS_PER_WINDOW = 3
@@ -27,9 +35,9 @@ class Training:
     device_name: str = "NVIDIA H100 80GB HBM3"
     backend: str = "nccl"
     optimizer: str = "AdamW"
-    gradient_bytes: int = 2_600_000_000
-    link_bytes_per_second: float = 12.5e9
-    link_note: str = "mlx5_0, RoCE"
+    gradient_bytes: int = 2_000_000_000
+    link_bytes_per_second: float = 25e9
+    link_note: str = "200 Gbit/s RoCE"
     start_step: int = 0
     total_steps: int | None = 120_000
     data_wait: float = 0.006
@@ -88,7 +96,9 @@ class Training:
     def window(self, first_step: int, node: int, codec: str, epoch: int, *, is_settling: bool) -> StepWindow:
         """Return one window of a node, with the noise of a real machine; the same one every time."""
         chance = random.Random(f"{self.name} {first_step} {codec}")
-        noise = 1 + 0.035 * chance.gauss(0, 1)
+        # Windows vary, and so do stretches of them: neighbours on the network come and go.
+        busy = random.Random(f"{self.name} {first_step // 150}").gauss(0, 1)
+        noise = 1 + 0.035 * chance.gauss(0, 1) + 0.06 * busy
         ratio = CATALOGUE[codec].bits_per_element / 32
         transfer = self.transfer * (0.03 + 0.97 * ratio) * noise
         encode = 0.0 if codec == "none" else CODEC_COST * self.transfer * 0.7
@@ -116,6 +126,8 @@ class Training:
             agent=0.0004 * num_rank_steps,
         )
         first = node * self.ranks_per_node
+        # Each rank sends and receives all shards but its own, twice.
+        sent = (self.world_size - 1) / self.world_size
         return StepWindow(
             first_step=first_step,
             last_step=first_step + STEPS_PER_WINDOW - 1,
@@ -129,8 +141,8 @@ class Training:
             seconds=seconds,
             step_seconds_min=0.97 * step,
             step_seconds_max=1.04 * step,
-            logical_bytes=2 * self.gradient_bytes * num_rank_steps,
-            wire_bytes=int(2 * self.gradient_bytes * ratio * num_rank_steps),
+            logical_bytes=int(2 * self.gradient_bytes * sent * num_rank_steps),
+            wire_bytes=int(2 * self.gradient_bytes * sent * ratio * num_rank_steps),
             samples=self.samples * num_rank_steps,
             tokens=self.tokens * num_rank_steps,
             ranks=tuple(

@@ -1,0 +1,110 @@
+"""Lines of a run's history in words; what a page has no words for stands as the service or the agent wrote it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradwire_server.pages.wording import Wording
+from gradwire_server.runs.views import EventView
+
+Data = Mapping[str, Any]
+
+
+def event_text(words: Wording, event: EventView, device: str) -> str:
+    """Return one line of the history.
+
+    Args:
+        words: Of the reader.
+        event: The line; its data fill the sentence in.
+        device: "cpu" or "cuda": what ranks are called.
+    """
+    sentence = SENTENCES.get(event.kind)
+    if sentence is None:
+        return event.message
+    try:
+        return sentence(words, event.data, device)
+    except (KeyError, TypeError):
+        # Written by an older or newer program, with other data.
+        return event.message
+
+
+def _change(words: Wording, data: Data) -> str:
+    return words.number(data["revision"])
+
+
+def _started(words: Wording, data: Data, device: str) -> str:
+    ranks = words.ranks(data["world_size"], device)
+    if data["number"] == 1:
+        return words.say("Training started on {ranks}.", ranks=ranks)
+    return words.say("Restart {number}, on {ranks}.", number=words.number(data["number"]), ranks=ranks)
+
+
+def _ended(words: Wording, data: Data, device: str) -> str:
+    text = {
+        "finished": words.say("Training finished."),
+        "failed": words.say("Training failed."),
+        "interrupted": words.say("Training was interrupted."),
+    }[data["status"]]
+    return words.join((text, data["exception"]))
+
+
+def _requested(words: Wording, data: Data, device: str) -> str:
+    values = {"who": data["author"], "number": _change(words, data), "codec": words.codec(data["codec"])}
+    if data["kind"] == "rollback":
+        return words.say("{who} asked for a rollback (change {number}).", **values)
+    return words.say("{who} asked for {codec} (change {number}).", **values)
+
+
+def _delivered(words: Wording, data: Data, device: str) -> str:
+    return words.say("Change {number} reached the training.", number=_change(words, data))
+
+
+def _switched(words: Wording, data: Data, device: str) -> str:
+    values = {"ranks": words.ranks(data["num_ranks"], device), "codec": words.codec(data["codec"])}
+    if data["is_rollback"]:
+        text = words.say("All {ranks} rolled back to uncompressed.", **values)
+    else:
+        text = words.say("All {ranks} switched to {codec}.", **values)
+    cause = {"local": words.say("Asked for on a node."), "guard": words.say("Done automatically.")}
+    return words.join((text, cause.get(data["cause"], ""), data["reason"]))
+
+
+def _refused(words: Wording, data: Data, device: str) -> str:
+    text = words.say("Change {number} was refused.", number=_change(words, data))
+    return words.join((text, data["host"] and f"{data['host']}:", data["reason"]))
+
+
+def _superseded(words: Wording, data: Data, device: str) -> str:
+    return words.say("Change {number} was replaced by a later one.", number=_change(words, data))
+
+
+def _expired(words: Wording, data: Data, device: str) -> str:
+    return words.say("Change {number} expired before the training answered.", number=_change(words, data))
+
+
+def _reason(words: Wording, data: Data, device: str) -> str:
+    return words.say(
+        "{who} gave a reason for change {number}: {reason}",
+        who=data["author"],
+        number=_change(words, data),
+        reason=data["reason"],
+    )
+
+
+def _baseline(words: Wording, data: Data, device: str) -> str:
+    if data["name"] is None:
+        return words.say("{who} took the baseline back.", who=data["author"])
+    return words.say("{who} chose {name} as the baseline.", who=data["author"], name=data["name"])
+
+
+SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
+    "attempt_started": _started,
+    "attempt_ended": _ended,
+    "requested": _requested,
+    "delivered": _delivered,
+    "switched": _switched,
+    "refused": _refused,
+    "superseded": _superseded,
+    "expired": _expired,
+    "reason": _reason,
+    "baseline": _baseline,
+}
