@@ -45,8 +45,8 @@ def _wait_for_step(folder: Path, step: int) -> None:
 def _loss_steps(server: ServerProcess, run: str) -> list[int]:
     answer = server.operator().get(routes.SERIES.format(run=run), params={"name": "loss", "max_buckets": 1000})
     assert answer.status_code == 200, answer.text
-    buckets = answer.json()["buckets"]
-    assert all(bucket["count"] == 1 for bucket in buckets)
+    buckets = answer.json()["points"]
+    assert all(bucket["count"] == 1 and bucket["num_nonfinite"] == 0 for bucket in buckets)
     return [bucket["first_step"] for bucket in buckets]
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 from distributed.ranks import run_ranks
-from distributed.training import attach, batch, changes, flat, make_model, random_delay, train_step
+from distributed.training import (
+    attach,
+    batch,
+    changes,
+    flat,
+    make_model,
+    pulse_with_every_exchange,
+    random_delay,
+    train_step,
+)
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.plans import PlanSpec
 
@@ -38,10 +47,7 @@ def _toggle_at_random_times(steering: Any, num_toggles: int) -> None:
 
 
 def _toggled_run(rank: int, world_size: int, folder: str, num_toggles: int) -> tuple[list[Any], torch.Tensor, int]:
-    from gradwire.steering import cadence
-
-    # A pulse with nearly every exchange: as many chances to disagree as there can be.
-    cadence.PULSE_SECONDS = 0.005
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder)
     steering, delay = session._steering, random_delay(rank, 0.02)
@@ -69,6 +75,7 @@ def test_200_toggles_at_random_times_reach_all_ranks_at_the_same_step(world_size
 
 
 def _refusing_run(rank: int, world_size: int, folder: str) -> tuple[str, int, list[Any]]:
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder)
     outcomes: list[Any] = []
@@ -94,6 +101,7 @@ def test_one_refusal_keeps_every_rank_where_it_was(tmp_path):
 
 
 def _local_rollback_run(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[Any]]:
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder, plan={"codec": "int8", "min_elements": 64})
     results: list[Any] = []
@@ -121,6 +129,7 @@ def test_any_rank_can_roll_back_and_older_directives_do_not_undo_it(tmp_path):
 
 
 def _guarded_run(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[Any]]:
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder, plan={"codec": "int8", "min_elements": 64})
     results: list[Any] = []
@@ -143,6 +152,7 @@ def test_the_guard_of_one_rank_rolls_everybody_back(tmp_path):
 
 
 def _mismatched_run(rank: int, world_size: int, folder: str) -> str:
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder)
     if rank == 1:
@@ -162,6 +172,7 @@ def test_ranks_that_disagree_on_the_plan_stop_by_name(tmp_path):
 
 
 def _closing_run(rank: int, world_size: int, folder: str) -> tuple[list[tuple[int, str]], torch.Tensor]:
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     session = attach(ddp, optimizer, folder, plan={"codec": "int8", "min_elements": 64})
     history = []

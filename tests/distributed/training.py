@@ -8,6 +8,7 @@ from typing import Any
 
 import gradwire
 import torch
+from gradwire.steering import cadence
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +20,11 @@ def make_model(*, width: int = 64, **ddp_arguments: Any) -> tuple[DistributedDat
     net.append(nn.Linear(width, 1))
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.008, **ddp_arguments)
     return ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3)
+
+
+def pulse_with_every_exchange() -> None:
+    """Let every exchange of this process carry a pulse, however short the steps are."""
+    cadence.PULSE_SECONDS = 1e-6
 
 
 def attach(

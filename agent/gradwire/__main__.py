@@ -1,0 +1,7 @@
+"""`python -m gradwire` is the `gradwire` command."""
+
+import sys
+
+from gradwire.cli import main
+
+sys.exit(main())
