@@ -5,13 +5,15 @@ could not be asked (usage, setting, no server).
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gradwire_protocol.codecs import CATALOGUE, Number
-from gradwire_protocol.errors import ProtocolError
+from gradwire_protocol.errors import MalformedError, ProtocolError
+from gradwire_protocol.identity import validate_id
 from gradwire_protocol.messages import ChangeAnswer, RollbackRequest, SetRequest
 from gradwire_protocol.plans import validate_plan
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ from gradwire.transport.replay import sync
 DONE, NOT_DONE, NOT_ASKED = 0, 1, 2
 
 _TIMEOUT_SECONDS = 30.0
+_NUM_LISTED = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except AnswerError as error:
         _complain(error.detail.message)
-        return NOT_DONE
+        return NOT_ASKED if error.status in (401, 403) else NOT_DONE
     except (GradwireError, ProtocolError) as error:
         _complain(str(error))
         return NOT_ASKED
@@ -52,25 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(options: argparse.Namespace) -> int:
     with _client(options) as client:
         if options.run is None:
-            _say(wording.runs_table(client.runs()))
+            _say(wording.runs_table(list(itertools.islice(client.runs(), _NUM_LISTED))))
         else:
-            _say(wording.run_page(client.run(_find_run(client, options.run).id)))
+            _say(wording.run_page(client.run(_find_run(client, options.run), options.model)))
     return DONE
 
 
 def _set(options: argparse.Namespace) -> int:
     parameters = dict(options.param)
     with _client(options) as client:
-        run = _find_run(client, options.run)
-        page = client.run(run.id)
+        page = client.run(_find_run(client, options.run), options.model)
         plan = replace(page.plan, codec=options.codec, parameters=parameters, force=options.force)
         request = SetRequest(
             plan=validate_plan(plan),
             revision=page.revision,
-            model=options.model or page.model,
+            model=page.model,
             reason=options.reason,
         )
-        return _await_outcome(client, run, client.set_plan(run.id, request), options.timeout)
+        return _await_outcome(client, page.summary, client.set_plan(page.summary.id, request), options.timeout)
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -80,17 +82,16 @@ def _rollback(options: argparse.Namespace) -> int:
     if options.run is None:
         raise SettingError("rollback needs a run, or --local for the one on this machine")
     with _client(options) as client:
-        run = _find_run(client, options.run)
-        model = options.model or client.run(run.id).model
-        answer = client.roll_back(run.id, RollbackRequest(model=model, reason=options.reason))
-        return _await_outcome(client, run, answer, options.timeout)
+        page = client.run(_find_run(client, options.run), options.model)
+        request = RollbackRequest(model=page.model, reason=options.reason)
+        return _await_outcome(client, page.summary, client.roll_back(page.summary.id, request), options.timeout)
 
 
 def _await_outcome(client: Client, run: Run, answer: ChangeAnswer, timeout_seconds: float) -> int:
     if answer.directive is None:
         _say(answer.message)
         return DONE
-    change = client.wait_for(run.id, answer.directive.revision, timeout_seconds)
+    change = client.wait_for(run.id, answer.directive, timeout_seconds)
     if change is None or change.state in ("requested", "delivered"):
         _complain(wording.no_answer(run, answer.directive, timeout_seconds))
         return NOT_DONE
@@ -148,17 +149,18 @@ def _sync(options: argparse.Namespace) -> int:
     return DONE if is_complete else NOT_DONE
 
 
-def _find_run(client: Client, text: str) -> Run:
-    """Return the run with this id, this beginning of one, or this name.
+def _find_run(client: Client, text: str) -> str:
+    """Return the id of the run with this id, this beginning of one, or this name.
 
     Raises:
         SettingError: None has it, or several have.
     """
-    runs = client.runs()
-    exact = [run for run in runs if run.id == text.lower()]
-    found = exact or [run for run in runs if run.name == text or run.id.startswith(text.lower())]
+    try:
+        return validate_id(text, field="run")
+    except MalformedError:
+        found = [run for run in client.runs() if run.name == text or run.id.startswith(text.lower())]
     if len(found) == 1:
-        return found[0]
+        return found[0].id
     if not found:
         raise SettingError(f"no run has the id or name {text!r}; `gradwire status` lists them")
     raise SettingError(f"{len(found)} runs fit {text!r}; give more of the id:\n{wording.runs_table(found)}")
@@ -187,7 +189,8 @@ def _parameter(text: str) -> tuple[str, Number]:
 
 
 def _say(text: str) -> None:
-    print(wording.printable(text))
+    # Flushed here, where a reader that has gone is still noticed without a complaint of Python's.
+    print(wording.printable(text), flush=True)
 
 
 def _complain(text: str) -> None:
@@ -211,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", parents=[server], help="list runs, or show one")
     status.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
+    status.add_argument("--model", metavar="NAME", help="default: the run's first model")
     status.set_defaults(command=_status)
 
     set_ = commands.add_parser("set", parents=[server, change], help="choose a compression method")

@@ -5,12 +5,13 @@ servers.
 """
 
 import time
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
 from gradwire_protocol import routes
 from gradwire_protocol.coding import encode
-from gradwire_protocol.messages import ChangeAnswer, RollbackRequest, SetRequest
+from gradwire_protocol.messages import ChangeAnswer, Directive, RollbackRequest, SetRequest
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import Refusal
 from msgspec import Struct
@@ -34,10 +35,18 @@ class Status(Struct, kw_only=True):
     detail: str = ""
 
 
+class Measure(Struct, kw_only=True):
+    """A measured number; without one, the reason."""
+
+    value: float | None = None
+    reason: str = ""
+
+
 class Verdict(Struct, kw_only=True):
-    """Whether compression is worth it, by its kind."""
+    """Whether compression is worth it, by its kind; `share` is the part of a step that waits for transfer."""
 
     kind: str
+    share: Measure
     reason: str = ""
 
 
@@ -86,8 +95,10 @@ class RunPage(Struct, kw_only=True):
     changes: tuple[Change, ...] = ()
 
 
-class _Runs(Struct):
+class _Runs(Struct, kw_only=True):
     runs: tuple[Run, ...]
+    # The id to ask for the next page with; None on the last one.
+    next: str | None = None
 
 
 class Client:
@@ -107,22 +118,29 @@ class Client:
     def __exit__(self, *_error: object) -> None:
         self._link.close()
 
-    def runs(self) -> tuple[Run, ...]:
-        """Return all runs, as the server orders them.
+    def runs(self, page_size: int = 50) -> Iterator[Run]:
+        """Yield all runs, newest first, asking for the next page when it is needed.
 
         Raises:
             AnswerError: The server refuses.
             UnreachableError: It does not answer, or not as a Gradwire server does.
         """
-        return self._call("GET", routes.RUNS, _Runs).runs
+        params: dict[str, str | int] = {"limit": page_size}
+        while True:
+            page = self._call("GET", routes.RUNS, _Runs, params=params)
+            yield from page.runs
+            if page.next is None:
+                return
+            params["before"] = page.next
 
-    def run(self, run: str) -> RunPage:
-        """Return one run by its id.
+    def run(self, run: str, model: str | None = None) -> RunPage:
+        """Return one run by its id, and of its models the one named or the first.
 
         Raises:
             AnswerError, UnreachableError: As `runs`.
         """
-        return self._call("GET", routes.RUN.format(run=run), RunPage)
+        params = None if model is None else {"model": model}
+        return self._call("GET", routes.RUN.format(run=run), RunPage, params=params)
 
     def set_plan(self, run: str, request: SetRequest) -> ChangeAnswer:
         """Ask for a plan; nothing is changed until the ranks agree.
@@ -141,23 +159,30 @@ class Client:
         """
         return self._call("POST", routes.ROLLBACK.format(run=run), ChangeAnswer, request)
 
-    def wait_for(self, run: str, revision: int, timeout_seconds: float) -> Change | None:
-        """Return the change once its state is final; what is known of it, or None, after the time-out.
+    def wait_for(self, run: str, change: Directive, timeout_seconds: float) -> Change | None:
+        """Return what became of a change once that is final; what is known of it, or None, after the time-out.
 
         Raises:
             AnswerError, UnreachableError: As `runs`.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
-            change = _find_change(self.run(run), revision)
-            is_final = change is not None and change.state in FINAL_STATES
+            found = _find_change(self.run(run, change.model), change.revision)
+            is_final = found is not None and found.state in FINAL_STATES
             if is_final or time.monotonic() >= deadline:
-                return change
+                return found
             time.sleep(_POLL_SECONDS)
 
-    def _call(self, method: str, path: str, kind: type[T], request: Struct | None = None) -> T:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        request: Struct | None = None,
+        params: Mapping[str, str | int] | None = None,
+    ) -> T:
         body = None if request is None else encode(request)
-        answer = self._link.send(method, path, body=body, timeout_seconds=_REQUEST_SECONDS)
+        answer = self._link.send(method, path, body=body, params=params, timeout_seconds=_REQUEST_SECONDS)
         if not answer.is_success:
             raise AnswerError(answer.status, answer.detail)
         try:

@@ -44,13 +44,18 @@ def run_page(page: RunPage) -> str:
     run = page.summary
     total = f" of {number(run.total_steps)}" if run.total_steps else ""
     detail = f" ({run.status.detail})" if run.status.detail else ""
+    share = run.verdict.share.value
+    waiting = (
+        "" if share is None else f" {100 * share:.0f} % of every step is spent waiting for gradients to travel."
+    )
     reason = f": {run.verdict.reason}" if run.verdict.reason else ""
     lines = [
         f"{run.name} ({run.id})",
-        f"Status: {run.status.name}{detail}, step {number(run.step)}{total}, {_processes(run, run.world_size)}",
+        f"Status: {run.status.name}{detail}, step {number(run.step)}{total}, "
+        f"{_processes(run.device, run.world_size)}",
         f"Compression: {_method(run.codec)} since step {number(page.codec_since_step)}, "
         f"confirmed by {page.num_ranks_confirmed} of {run.world_size}",
-        f"Worth it? {run.verdict.kind.replace('_', ' ').capitalize()}{reason}",
+        f"Worth it? {run.verdict.kind.replace('_', ' ').capitalize()}{reason}.{waiting}",
     ]
     if page.last_change is not None:
         lines.append(f"Last change: {outcome(run, page.last_change)}")
@@ -66,12 +71,10 @@ def outcome(run: Run, change: Change) -> str:
         case "applied":
             since = "" if change.step is None else f" since step {number(change.step)}"
             after = "" if change.seconds is None else f", {change.seconds:.1f} s after the request"
-            return f"{_capital(change.codec)} on {_all(run, change.num_ranks_confirmed)}{since}{after}."
+            return f"{_capital(change.codec)} on {_all(run.device, change.num_ranks_confirmed)}{since}{after}."
         case "rejected":
             why = "; ".join(f"process {one.rank} on {one.host} refused: {one.reason}" for one in change.refusals)
-            return (
-                f"Not applied. {why or 'The training refused'}. {_capital(run.codec)} stays everywhere."
-            )
+            return f"Not applied. {why or 'The training refused'}. {_capital(run.codec)} stays everywhere."
         case "superseded":
             return f"Not applied. {wish} (change no. {change.revision}) was replaced by a later change."
         case "expired":
@@ -102,7 +105,7 @@ def local_outcome(status: NodeStatus, switched: Switched, result: LocalRollback,
     prefix = f"{status.model}: " if is_one_of_many else ""
     if result.codec_before == "none":
         return f"{prefix}Already uncompressed since step {number(switched.step)}."
-    whom = f"all {switched.num_ranks} {'GPUs' if status.device == 'cuda' else 'processes'}"
+    whom = _all(status.device, switched.num_ranks)
     return f"{prefix}Uncompressed on {whom} since step {number(switched.step)}, {result.seconds:.1f} s."
 
 
@@ -132,11 +135,14 @@ def _capital(codec: str) -> str:
     return "Uncompressed" if codec == "none" else codec
 
 
-def _all(run: Run, num_ranks: int) -> str:
-    return f"all {_processes(run, num_ranks)}"
+def _all(device: str, count: int) -> str:
+    return f"the only {_word(device)}" if count == 1 else f"all {_processes(device, count)}"
 
 
-def _processes(run: Run, count: int) -> str:
-    word = "GPU" if run.device == "cuda" else "process"
-    plural = "GPUs" if word == "GPU" else "processes"
-    return f"{count} {word if count == 1 else plural}"
+def _processes(device: str, count: int) -> str:
+    plural = "GPUs" if device == "cuda" else "processes"
+    return f"1 {_word(device)}" if count == 1 else f"{number(count)} {plural}"
+
+
+def _word(device: str) -> str:
+    return "GPU" if device == "cuda" else "process"
