@@ -27,6 +27,7 @@ check: $(INSTALLED) ## Lint, format, types, one-way imports, deployment files, d
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples bench
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/house
 	@if docker compose version >/dev/null 2>&1; then docker compose config --quiet; fi
@@ -54,5 +55,7 @@ bench: $(INSTALLED) ## Measure the figures of the README.
 	@bash requirements/system.sh demo
 	@$(BIN)/python -m bench.demo $(ARGS)
 
-docs: $(INSTALLED) ## Check that links, commands and code in the documents hold.
+docs: $(INSTALLED) ## Take the pictures of docs/images again; check links, commands and code in the documents.
+	@bash requirements/system.sh test
+	$(BIN)/python -m docs.screenshots $(ARGS)
 	$(BIN)/pytest -q tests/house/test_documents.py

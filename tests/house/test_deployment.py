@@ -76,7 +76,17 @@ def test_prometheus_scrapes_the_server_of_the_compose_file(
     assert f"secrets:{token.parent}:ro" in compose["services"]["prometheus"]["volumes"]
 
 
+def test_prometheus_reads_the_rules_that_the_compose_file_mounts(compose: dict[str, Any]) -> None:
+    (rules,) = yaml.safe_load((ROOT / "prometheus.yml").read_text())["rule_files"]
+    mounts = [volume.split(":") for volume in compose["services"]["prometheus"]["volumes"]]
+    (source,) = [source for source, target, *_ in mounts if target == rules]
+    assert yaml.safe_load((ROOT / source).read_text())["groups"]
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_scrape_configuration() -> None:
     command = ["promtool", "check", "config", "--syntax-only", str(ROOT / "prometheus.yml")]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    rules = ["promtool", "check", "rules", str(ROOT / "server" / "gradwire_server" / "metrics" / "rules.yml")]
+    for call in (command, rules):
+        outcome = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
