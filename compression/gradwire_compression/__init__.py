@@ -9,10 +9,12 @@ from gradwire_compression.errors import (
     PlanMismatchError,
     StateError,
 )
-from gradwire_compression.exchange import Exchange, Prepared, SwitchReport
+from gradwire_compression.exchange import Exchange, SwitchReport
 from gradwire_compression.hooks import ddp
+from gradwire_compression.kernels.dispatch import notes
 from gradwire_compression.observer import BucketTiming, Observer, Silence
 from gradwire_compression.plan import Decision, Plan, optimizer_class_name
+from gradwire_compression.prepared import Prepared
 
 __all__ = [
     "BucketTiming",
@@ -30,6 +32,7 @@ __all__ = [
     "StateError",
     "SwitchReport",
     "ddp",
+    "notes",
     "optimizer_class_name",
     "registry",
 ]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -18,6 +19,9 @@ from gradwire_compression.errors import PlanError
 HASH_BITS = 48
 
 EXACT = "exact"
+
+# What codecs read.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,8 @@ class Plan:
     def _exact_reason(self, name: str, parameter: Tensor) -> str:
         if self.codec == "none":
             return "the codec is none"
-        if not parameter.dtype.is_floating_point:
-            return f"{parameter.dtype} is not floating point"
+        if parameter.dtype not in _DTYPES:
+            return f"{parameter.dtype} is averaged as it is"
         if self.exempt_1d and parameter.dim() <= 1:
             return "at most one dimension"
         if parameter.numel() < self.min_elements:

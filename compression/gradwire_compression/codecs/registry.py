@@ -1,24 +1,17 @@
 """Which codecs there are, and how one is made from a plan's plain parameters."""
 
-from gradwire_compression.codecs.facts import CodecFacts, block_parameter
+from collections.abc import Mapping
 
-_FACTS = {
-    facts.name: facts
-    for facts in (
-        CodecFacts("none", 32.0, is_lossy=False, has_residual=False),
-        CodecFacts("bf16", 16.0, is_lossy=True, has_residual=True),
-        CodecFacts("int8", 8 + 16 / 256, is_lossy=True, has_residual=True, parameters=(block_parameter(256),)),
-        CodecFacts(
-            "onebit",
-            1 + 16 / 1024,
-            is_lossy=True,
-            has_residual=True,
-            parameters=(block_parameter(1024),),
-            safe_optimizers=("SGD",),
-            safe_alternative="int8",
-        ),
-    )
-}
+import torch
+
+from gradwire_compression.codecs import bf16, int8, onebit
+from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.facts import CodecFacts, Number
+
+_NONE = CodecFacts("none", 32.0, is_lossy=False, has_residual=False)
+
+_FACTS = {facts.name: facts for facts in (_NONE, bf16.FACTS, int8.FACTS, onebit.FACTS)}
 
 
 def available() -> tuple[str, ...]:
@@ -33,3 +26,15 @@ def facts(name: str) -> CodecFacts:
         KeyError: There is no such codec.
     """
     return _FACTS[name]
+
+
+def make(name: str, parameters: Mapping[str, Number], device: torch.device) -> ScaledCodec | BF16Codec:
+    """Return the lossy codec `name` for tensors on `device`.
+
+    Raises:
+        PlanError: It has no kernels for that device.
+    """
+    assert _FACTS[name].is_lossy
+    if name == "bf16":
+        return BF16Codec(device)
+    return ScaledCodec(name, int(parameters["block"]), device)

@@ -57,5 +57,5 @@ def new_side_group(group: ProcessGroup | None) -> ProcessGroup:
 
 def existing_hook(ddp_model: torch.nn.parallel.DistributedDataParallel) -> str:
     """Return the name of the model's communication hook, empty if it has none."""
-    facts = ddp_model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    facts = ddp_model._get_ddp_logging_data()
     return str(facts.get("comm_hook", ""))

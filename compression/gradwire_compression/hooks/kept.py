@@ -16,7 +16,7 @@ class KeptGradients:
         self._addresses: dict[int, int] = {}
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_hook(self._noting(parameter))  # type: ignore[no-untyped-call]
+                parameter.register_hook(self._noting(parameter))
 
     def take(self, buffer: Tensor, parameters: Sequence[Tensor]) -> list[bool] | None:
         """Return for each parameter of the bucket whether its gradient lay in `buffer`, and forget it.

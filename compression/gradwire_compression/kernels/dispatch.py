@@ -69,6 +69,11 @@ def notes() -> tuple[str, ...]:
     return () if is_compiled() else (_NOT_BUILT,)
 
 
+def value_bytes(name: str, block: int) -> int:
+    """Return the bytes that the values of one full block take in a scaled codec."""
+    return _OPERATIONS[name].value_bytes(block)
+
+
 def reference_kernels(name: str) -> ScaledKernels:
     """Return the plain torch kernels of a scaled codec, the truth that the others are compared with."""
     return ReferenceKernels(_OPERATIONS[name])

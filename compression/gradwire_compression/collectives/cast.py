@@ -1,0 +1,89 @@
+"""The average in bfloat16: cast, one native all-reduce, cast back."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gradwire_compression import residuals
+from gradwire_compression.buckets import Slot
+from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.collectives import compat
+from gradwire_compression.collectives.exact import exact_wire_bytes
+from gradwire_compression.finite import is_finite
+from gradwire_compression.layout import Layout
+from gradwire_compression.scratch import Scratch
+from gradwire_compression.trace import Trace
+
+
+class Cast:
+    """One bucket's exchange by a cast and an all-reduce.
+
+    Cost: sends 2 (W - 1) / W * 2 bytes for each element. Memory: 4 bytes for each element; the cast elements and a
+    copy of what was sent are in the shared scratch.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        codec: BF16Codec,
+        group: ProcessGroup,
+        world_size: int,
+        scratch: Scratch,
+        device: torch.device,
+    ) -> None:
+        self._slots, self._codec, self._group, self._scratch = slots, codec, group, scratch
+        self._world_size = world_size
+        self._layout = Layout.build(slots, codec.block)
+        self._num_bytes = codec.wire_bytes(self._layout.numel)
+        self.wire_bytes = exact_wire_bytes(self._num_bytes, world_size)
+        self.worker = torch.zeros(self._layout.numel, device=device)
+        scratch.reserve("sent", self._num_bytes)
+        scratch.reserve("received", self._num_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Residuals of this bucket, bytes."""
+        return self.worker.nbytes
+
+    def exchange(self, buffer: Tensor, trace: Trace) -> None:
+        """Cast and sum; the buffer is only read."""
+        sent, received = self._wires()
+        with trace.measure("encode"):
+            self._codec.encode(buffer, self._layout, self.worker, sent, self._world_size)
+            # The all-reduce works in place, and taking a step back needs to know what was sent.
+            received.copy_(sent)
+        compat.start_all_reduce(received, self._group).wait()
+
+    def own_nonfinite(self) -> tuple[str, ...]:
+        """Return the parameters of which this rank just sent something that is not finite."""
+        sent, _ = self._wires()
+        if is_finite(sent):
+            return ()
+        return tuple(name for name, part in residuals.split(sent, self._slots).items() if not is_finite(part))
+
+    def is_finite(self) -> bool:
+        """Return whether the mean is finite; the same on every rank."""
+        return is_finite(self._wires()[1])
+
+    def keep(self) -> None:
+        """Do nothing: the residual is valid already."""
+
+    def take_back(self, buffer: Tensor) -> None:
+        """Bring back the residual from before this step."""
+        decoded = self._wires()[0].to(torch.float32) * self._world_size
+        residuals.restore(self.worker, self._layout, decoded, buffer)
+
+    def receive(self, buffer: Tensor, trace: Trace) -> None:
+        """Write the mean into the buffer."""
+        with trace.measure("decode"):
+            self._codec.decode(self._wires()[1], self._layout, buffer)
+
+    def owed(self) -> Tensor:
+        """Return a copy of the residual; a sum has no owner."""
+        return self.worker.clone()
+
+    def _wires(self) -> tuple[Tensor, Tensor]:
+        sent = self._scratch.take("sent", self._num_bytes, torch.bfloat16)
+        return sent, self._scratch.take("received", self._num_bytes, torch.bfloat16)

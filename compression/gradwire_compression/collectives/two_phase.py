@@ -1,0 +1,157 @@
+"""The compressed average: everybody encodes, owners average and encode again, everybody decodes the same bytes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gradwire_compression import residuals
+from gradwire_compression.buckets import Slot
+from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.collectives import compat
+from gradwire_compression.layout import Layout
+from gradwire_compression.scratch import Scratch
+from gradwire_compression.trace import Trace
+
+# gloo sends one large exchange half-duplex; in parts of this size, issued together, both directions are busy.
+MAX_PART_BYTES = 1024 * 1024
+
+
+class TwoPhase:
+    """One bucket's two-phase exchange.
+
+    The blocks are dealt out in order to parts x W shards of equal size; shard s belongs to rank s % W. Rank r sends
+    shard (part, o) to owner o, who averages and encodes it again; then all ranks gather all owners' results.
+
+    Cost: sends 2 (W - 1) * parts * codec.wire_bytes(blocks of a shard) bytes per rank. Memory: 4 bytes for each
+    element and 8 for each owned one; the payload buffers are in the shared scratch.
+    Source: the compressed all-reduce of 1-bit Adam (arXiv:2102.02888), with block scales inside the payload.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        codec: ScaledCodec,
+        group: ProcessGroup,
+        rank: int,
+        world_size: int,
+        scratch: Scratch,
+        device: torch.device,
+    ) -> None:
+        self._slots, self._codec, self._group, self._scratch = slots, codec, group, scratch
+        self._world_size = world_size
+        self._layout = Layout.build(slots, codec.block)
+        self._num_parts, self._shard_blocks = divide(self._layout.num_blocks, world_size, codec)
+        self._shard_bytes = codec.wire_bytes(self._shard_blocks)
+        num_shards = self._num_parts * world_size
+        shards = [self._layout.shard(index * self._shard_blocks, self._shard_blocks) for index in range(num_shards)]
+        self._parts = [shards[begin : begin + world_size] for begin in range(0, num_shards, world_size)]
+        self._owned = [part[rank].compact() for part in self._parts]
+        self._owned_places = [(part[rank].start, part[rank].numel) for part in self._parts]
+        self.wire_bytes = 2 * (world_size - 1) * self._num_parts * self._shard_bytes
+        self.worker = torch.zeros(self._layout.numel, device=device)
+        num_owned = sum(layout.numel for layout in self._owned)
+        self._owner = torch.zeros(num_owned, device=device)
+        self._new_owner = torch.zeros(num_owned, device=device)
+        scratch.reserve("sent", num_shards * self._shard_bytes)
+        scratch.reserve("received", num_shards * self._shard_bytes)
+        scratch.reserve("own", self._num_parts * self._shard_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Residuals of this bucket, bytes."""
+        return self.worker.nbytes + self._owner.nbytes + self._new_owner.nbytes
+
+    def exchange(self, buffer: Tensor, trace: Trace) -> None:
+        """Encode, send, and gather the encoded mean; the buffer is only read."""
+        sent, received, own = self._payloads()
+        arrivals = []
+        for part, shards in enumerate(self._parts):
+            with trace.measure("encode"):
+                for owner, shard in enumerate(shards):
+                    self._codec.encode(buffer, shard, self._residual(shard), sent[part, owner])
+            arrivals.append(compat.start_all_to_all(received[part].view(-1), sent[part].view(-1), self._group))
+        gathers = []
+        owned_residuals = zip(self._owner_parts(self._owner), self._owner_parts(self._new_owner), strict=True)
+        for part, (old, new) in enumerate(owned_residuals):
+            arrivals[part].wait()
+            with trace.measure("decode"):
+                self._codec.reduce(received[part], self._owned[part], old, own[part], new)
+            # What was received of this part is averaged, so the gathered results can take its place.
+            gathers.append(compat.start_all_gather(received[part].view(-1), own[part], self._group))
+        for gather in gathers:
+            gather.wait()
+
+    def own_nonfinite(self) -> tuple[str, ...]:
+        """Return the parameters of which this rank just sent something that is not finite."""
+        is_bad = ~self._scales(self._payloads()[0]).isfinite().view(-1)[: self._layout.num_blocks]
+        if not is_bad.any():
+            return ()
+        begins = self._layout.offsets[is_bad]
+        return tuple(
+            slot.name
+            for slot in self._slots
+            if ((begins >= slot.offset) & (begins < slot.offset + slot.numel)).any()
+        )
+
+    def is_finite(self) -> bool:
+        """Return whether the encoded mean is finite; the same on every rank."""
+        return bool(self._scales(self._payloads()[1]).isfinite().all())
+
+    def keep(self) -> None:
+        """Make the residuals of this step the valid ones."""
+        self._owner, self._new_owner = self._new_owner, self._owner
+
+    def take_back(self, buffer: Tensor) -> None:
+        """Bring back the residuals from before this step; the owner's were not overwritten."""
+        sent, _, _ = self._payloads()
+        for part, shards in enumerate(self._parts):
+            for owner, shard in enumerate(shards):
+                decoded = torch.empty(shard.numel)
+                self._codec.decode(sent[part, owner], shard.compact(), decoded)
+                residuals.restore(self._residual(shard), shard, decoded, buffer)
+
+    def receive(self, buffer: Tensor, trace: Trace) -> None:
+        """Write the decoded mean into the buffer."""
+        _, received, _ = self._payloads()
+        with trace.measure("decode"):
+            for part, shards in enumerate(self._parts):
+                for owner, shard in enumerate(shards):
+                    self._codec.decode(received[part, owner], shard, buffer)
+
+    def owed(self) -> Tensor:
+        """Return a new [n] float32: this rank's residual plus W times what it holds as an owner."""
+        total = self.worker.clone()
+        for (start, numel), owned in zip(self._owned_places, self._owner_parts(self._owner), strict=True):
+            total[start : start + numel].add_(owned, alpha=self._world_size)
+        return total
+
+    def _payloads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (sent [parts, W, bytes], received [parts, W, bytes], own [parts, bytes])."""
+        shape = (self._num_parts, self._world_size, self._shard_bytes)
+        num_bytes = shape[0] * shape[1] * shape[2]
+        sent = self._scratch.take("sent", num_bytes).view(shape)
+        received = self._scratch.take("received", num_bytes).view(shape)
+        own = self._scratch.take("own", shape[0] * shape[2]).view(shape[0], shape[2])
+        return sent, received, own
+
+    def _scales(self, payloads: Tensor) -> Tensor:
+        return self._codec.scales(payloads.view(-1, self._shard_bytes), self._shard_blocks)
+
+    def _residual(self, shard: Layout) -> Tensor:
+        return self.worker[shard.start : shard.start + shard.numel]
+
+    def _owner_parts(self, vector: Tensor) -> Sequence[Tensor]:
+        return torch.split(vector, [numel for _, numel in self._owned_places])
+
+
+def divide(num_blocks: int, world_size: int, codec: ScaledCodec) -> tuple[int, int]:
+    """Return (parts, blocks of a shard): the fewest parts whose W payloads stay within `MAX_PART_BYTES`."""
+    needed = -(-num_blocks // world_size)
+    num_parts = 1
+    while (shard_blocks := -(-needed // num_parts)) > 1:
+        if world_size * codec.wire_bytes(shard_blocks) <= MAX_PART_BYTES:
+            break
+        num_parts += 1
+    return num_parts, shard_blocks

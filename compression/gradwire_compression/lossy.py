@@ -1,0 +1,105 @@
+"""One bucket under a lossy plan: some tensors compressed, the exempt ones exact, all of them averaged together."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gradwire_compression import residuals
+from gradwire_compression.buckets import BucketShape, Slot, pack
+from gradwire_compression.collectives.base import LossyCollective
+from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
+from gradwire_compression.finite import is_finite
+from gradwire_compression.flush import Flush
+from gradwire_compression.scratch import Scratch
+from gradwire_compression.trace import Trace
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of averaging one bucket."""
+
+    # Parameters in which this rank's own gradient was not finite.
+    nonfinite: tuple[str, ...]
+    # Whether the averaged bucket is finite; the same on every rank.
+    is_finite: bool
+    wire_bytes: int
+
+
+class LossyBucket:
+    """Runs on the Lane; the buffers of exempt tensors are in the shared scratch."""
+
+    def __init__(
+        self,
+        shape: BucketShape,
+        compressed: tuple[Slot, ...],
+        exempt: tuple[Slot, ...],
+        collective: LossyCollective,
+        group: ProcessGroup,
+        world_size: int,
+        scratch: Scratch,
+    ) -> None:
+        self.shape, self.compressed, self.collective = shape, compressed, collective
+        self._exempt, self._group, self._world_size, self._scratch = exempt, group, world_size, scratch
+        # Where the exempt tensors lie in a flat tensor of their own.
+        self._packed = pack((slot.name, slot.numel) for slot in exempt)
+        self._num_exempt = sum(slot.numel for slot in exempt)
+        # During a flush they travel as float32 whatever the bucket is.
+        scratch.reserve("exempt", 4 * self._num_exempt)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Residuals of this bucket, bytes."""
+        return self.collective.memory_bytes
+
+    def load(self, held: dict[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, and take them out of `held`."""
+        residuals.load(self.collective.worker, self.compressed, held)
+        for slot in self.compressed:
+            held.pop(slot.name, None)
+
+    def average(self, buffer: Tensor, flush: Flush | None, trace: Trace) -> Outcome:
+        """Overwrite `buffer` with the mean over ranks.
+
+        Args:
+            buffer: [shape.numel] of the shape's dtype, contiguous.
+            flush: What is owed to exempt tensors, if anything is.
+            trace: Takes the codec intervals.
+        """
+        flush = flush if flush is not None and flush.touches(self._exempt) else None
+        exempt = self._gather(buffer, flush)
+        nonfinite = self._own_nonfinite(exempt)
+        work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
+        self.collective.exchange(buffer, trace)
+        nonfinite += self.collective.own_nonfinite()
+        if work is not None:
+            work.wait()
+        if flush is not None:
+            flush.settle(exempt, self._packed)
+        is_clean = self.collective.is_finite() and is_finite(exempt)
+        if is_clean:
+            self.collective.keep()
+        else:
+            self.collective.take_back(buffer)
+        self.collective.receive(buffer, trace)
+        for slot, packed in zip(self._exempt, self._packed, strict=True):
+            slot.of(buffer).copy_(packed.of(exempt))
+        return Outcome(nonfinite, is_clean, self._wire_bytes(exempt))
+
+    def _gather(self, buffer: Tensor, flush: Flush | None) -> Tensor:
+        dtype = buffer.dtype if flush is None else torch.float32
+        exempt = self._scratch.take("exempt", self._num_exempt * dtype.itemsize, dtype)
+        for slot, packed in zip(self._exempt, self._packed, strict=True):
+            packed.of(exempt).copy_(slot.of(buffer))
+        if flush is not None:
+            flush.add(exempt, self._packed)
+        return exempt
+
+    def _own_nonfinite(self, exempt: Tensor) -> tuple[str, ...]:
+        if is_finite(exempt):
+            return ()
+        return tuple(packed.name for packed in self._packed if not is_finite(packed.of(exempt)))
+
+    def _wire_bytes(self, exempt: Tensor) -> int:
+        return self.collective.wire_bytes + exact_wire_bytes(exempt.nbytes, self._world_size)

@@ -1,0 +1,113 @@
+"""A plan with all it needs allocated: codec, buffers, and residuals of the buckets known so far."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gradwire_compression import residuals
+from gradwire_compression.buckets import BucketShape, Slot
+from gradwire_compression.codecs import registry
+from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.collectives.base import LossyCollective
+from gradwire_compression.collectives.cast import Cast
+from gradwire_compression.collectives.two_phase import TwoPhase
+from gradwire_compression.lossy import LossyBucket
+from gradwire_compression.plan import EXACT, Plan
+from gradwire_compression.scratch import Scratch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who takes part in the compressed exchange; `group` is None where nobody else is there to talk to."""
+
+    group: ProcessGroup | None
+    rank: int
+    world_size: int
+
+
+class Prepared:
+    """A validated plan, ready to be switched to; dropping it frees what it allocated."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Mapping[str, Tensor],
+        shapes: Iterable[BucketShape],
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        """Allocate for `shapes` on `device`; "meta" only counts the bytes."""
+        self.plan = plan
+        # The bucket shapes seen, and who averages those that are not exact altogether.
+        self._shapes: dict[int, BucketShape] = {}
+        self.buckets: dict[int, LossyBucket] = {}
+        self._ranks, self._device = ranks, device
+        self._compressed = {
+            decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
+        }
+        self._scratch = Scratch(device)
+        self._codec = None
+        if self._compressed and ranks.group is not None:
+            kind = next(iter(parameters.values())).device
+            self._codec = registry.make(plan.codec, plan.parameters, kind)
+        for shape in shapes:
+            self.build(shape)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Residuals and buffers, bytes."""
+        return self._scratch.num_bytes + sum(bucket.memory_bytes for bucket in self.buckets.values())
+
+    def is_compressed(self, name: str) -> bool:
+        """Return whether the codec is used for this parameter."""
+        return self._codec is not None and name in self._compressed
+
+    def is_built(self, shape: BucketShape) -> bool:
+        """Return whether this very shape was built."""
+        return self._shapes.get(shape.index) is shape
+
+    def build(self, shape: BucketShape, is_dense: bool = True) -> LossyBucket | None:
+        """Allocate for one bucket, residuals at zero; None if all of it is averaged exactly."""
+        self._shapes[shape.index] = shape
+        if not is_dense:
+            return None
+        compressed = tuple(slot for slot in shape.slots if self.is_compressed(slot.name))
+        if not compressed or self._ranks.group is None:
+            return None
+        exempt = tuple(slot for slot in shape.slots if not self.is_compressed(slot.name))
+        collective = self._collective(compressed, self._ranks.group)
+        bucket = LossyBucket(
+            shape, compressed, exempt, collective, self._ranks.group, self._ranks.world_size, self._scratch
+        )
+        self.buckets[shape.index] = bucket
+        return bucket
+
+    def give(self, held: dict[str, Tensor]) -> None:
+        """Load all buckets with the residuals that are held for them, and take those out of `held`."""
+        for bucket in self.buckets.values():
+            bucket.load(held)
+
+    def take(self, first_index: int = 0) -> dict[str, Tensor]:
+        """Give up the buckets from `first_index` on; return their residuals by name, the owners' folded in."""
+        held: dict[str, Tensor] = {}
+        for index in [index for index in self.buckets if index >= first_index]:
+            bucket = self.buckets.pop(index)
+            held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
+        return held
+
+    def peek(self) -> dict[str, Tensor]:
+        """Return copies of all residuals by name, the owners' folded in; nothing changes."""
+        held: dict[str, Tensor] = {}
+        for bucket in self.buckets.values():
+            held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
+        return held
+
+    def _collective(self, slots: tuple[Slot, ...], group: ProcessGroup) -> LossyCollective:
+        ranks, codec = self._ranks, self._codec
+        assert codec is not None
+        if isinstance(codec, ScaledCodec):
+            return TwoPhase(slots, codec, group, ranks.rank, ranks.world_size, self._scratch, self._device)
+        return Cast(slots, codec, group, ranks.world_size, self._scratch, self._device)
