@@ -170,3 +170,26 @@ def test_commits_wait_for_the_disk(path: Path) -> None:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
     writer.dispose()
+
+
+def test_full_disk_is_unavailable_and_writing_resumes_by_itself(database: Database, path: Path) -> None:
+    def limit_pages(num_pages: int) -> None:
+        database.write_sync(
+            lambda connection: connection.execute(text(f"PRAGMA max_page_count={num_pages}")).scalar()
+        )
+
+    def put_much(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE big (x BLOB)"))
+        connection.execute(text("INSERT INTO big VALUES (zeroblob(1000000))"))
+
+    # SQLite then says what it says of a full disk.
+    limit_pages(20)
+    go = hold_writer(database)
+    futures = [submit(database, put(1)), submit(database, put_much)]
+    go.set()
+    with pytest.raises(UnavailableError, match="full"):
+        futures[1].result(20)
+    assert values(path) == ([1] if futures[0].exception(20) is None else [])
+    limit_pages(100_000)
+    database.write_sync(put_much)
+    assert database.write_sync(put(2)) == 2  # type: ignore[arg-type]

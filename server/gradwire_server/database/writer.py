@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from gradwire_server.errors import UnavailableError
 
@@ -31,13 +31,24 @@ class _Job:
         return self.future.set_running_or_notify_cancel()
 
     def run(self, connection: Connection) -> None:
-        """Run the work inside a savepoint, so that its failure leaves its neighbours alone."""
+        """Run the work inside a savepoint, so that its failure leaves its neighbours alone.
+
+        Raises:
+            Exception: The work's own error, when the database undid the whole transaction with it, as SQLite does
+                on a full disk: nothing of the group is stored then.
+        """
+        savepoint = connection.begin_nested()
         try:
-            with connection.begin_nested():
-                self.result = self.work(connection)
+            self.result = self.work(connection)
         except Exception as error:
             # Whatever a work raises belongs to its caller; the writer lives on.
             self.error = as_service_error(error)
+            try:
+                savepoint.rollback()
+            except DBAPIError as gone:
+                raise self.error from gone
+        else:
+            savepoint.commit()
 
     def finish(self, group_error: Exception | None) -> None:
         """Hand result or error to the caller; to be called after the commit only."""

@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from gradwire_server.database.tables import directives
 from gradwire_server.runs.history import append_event
 
 OPEN_STATES = ("requested", "delivered")
+
+# Asked with every batch, so built once.
+_ANY_OPEN = (
+    select(directives.c.revision)
+    .where(directives.c.run == bindparam("of_run"), directives.c.state.in_(OPEN_STATES))
+    .limit(1)
+)
 
 
 def open_directives(
@@ -24,8 +31,7 @@ def open_directives(
 
 def has_open_directive(connection: Connection, run: str) -> bool:
     """Return whether somebody waits for the run's training to answer."""
-    query = select(directives.c.revision).where(directives.c.run == run, directives.c.state.in_(OPEN_STATES))
-    return connection.execute(query.limit(1)).first() is not None
+    return connection.execute(_ANY_OPEN, {"of_run": run}).first() is not None
 
 
 def close_directive(connection: Connection, row: Row[Any], *, state: str, why: str, now: float) -> None:

@@ -14,18 +14,21 @@ from gradwire_protocol.records import (
     StepWindow,
     Switched,
 )
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert
 
-from gradwire_server.database.tables import nodes, points, runs, step_windows
+from gradwire_server.database.tables import points, step_windows
 from gradwire_server.directives.open import has_open_directive
 from gradwire_server.directives.results import ModelRef, apply_result
 from gradwire_server.errors import GapError
 from gradwire_server.ingest.endings import end_stream
 from gradwire_server.ingest.rows import point_rows, window_row
-from gradwire_server.ingest.streams import begin_stream, is_current, lock_cursor
+from gradwire_server.ingest.streams import begin_stream, lock_cursor, move_cursor
 from gradwire_server.live.hub import Topic
 from gradwire_server.runs.history import append_event
 from gradwire_server.series import rollup
+
+_INSERT_WINDOWS = insert(step_windows)
+_INSERT_POINTS = insert(points)
 
 
 @dataclass(frozen=True)
@@ -57,36 +60,22 @@ def store_batch(connection: Connection, batch: Batch, *, now: float) -> Stored:
         return Stored(cursor, False, has_open_directive(connection, batch.run), ())
     if batch.number > cursor + 1:
         raise GapError(f"batch {batch.number} after batch {cursor}; wanted: {cursor + 1}", wanted=cursor + 1)
-    _move_cursor(connection, batch, now)
+    last_step = max((record.last_step for record in batch.records if isinstance(record, StepWindow)), default=0)
+    move_cursor(connection, batch, last_step=last_step, now=now)
     _store_measurements(connection, batch, now)
     has_news = _store_news(connection, batch, now)
     topics: tuple[Topic, ...] = ("data", "event") if has_news else ("data",)
     return Stored(batch.number, True, has_open_directive(connection, batch.run), topics)
 
 
-def _move_cursor(connection: Connection, batch: Batch, now: float) -> None:
-    values = {"cursor": batch.number, "num_dropped": batch.num_dropped, "last_seen_at": now}
-    steps = [record.last_step for record in batch.records if isinstance(record, StepWindow)]
-    if steps:
-        values["last_step"] = max(steps)
-    connection.execute(
-        update(nodes)
-        .where(nodes.c.attempt == batch.attempt, nodes.c.model == batch.model, nodes.c.node == batch.node)
-        .values(values)
-    )
-    # A spool that is delivered late says nothing about the life of the attempt that runs now.
-    if is_current(connection, batch):
-        connection.execute(update(runs).where(runs.c.id == batch.run).values(last_seen_at=now))
-
-
 def _store_measurements(connection: Connection, batch: Batch, now: float) -> None:
     windows = [window_row(batch, record, now) for record in batch.records if isinstance(record, StepWindow)]
     if windows:
-        connection.execute(insert(step_windows), windows)
+        connection.execute(_INSERT_WINDOWS, windows)
         rollup.add(connection, windows)
     values = [row for record in batch.records if isinstance(record, Points) for row in point_rows(batch, record)]
     if values:
-        connection.execute(insert(points), values)
+        connection.execute(_INSERT_POINTS, values)
 
 
 def _store_news(connection: Connection, batch: Batch, now: float) -> bool:

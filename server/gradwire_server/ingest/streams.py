@@ -6,12 +6,46 @@ import msgspec
 from gradwire_protocol.errors import MalformedError
 from gradwire_protocol.messages import Batch
 from gradwire_protocol.records import AttemptStarted
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
 from gradwire_server.database.tables import attempts, models, nodes, runs
 from gradwire_server.directives.open import expire_directives
 from gradwire_server.errors import GapError
 from gradwire_server.runs.history import append_event
+
+# Statements that every batch runs are built once: building one costs as much as running it.
+_STREAM = (
+    nodes.c.attempt == bindparam("of_attempt"),
+    nodes.c.model == bindparam("of_model"),
+    nodes.c.node == bindparam("of_node"),
+)
+_CURSOR = (
+    select(nodes.c.cursor, attempts.c.run)
+    .join(attempts, attempts.c.id == nodes.c.attempt)
+    .where(*_STREAM)
+    .with_for_update(of=nodes)
+)
+_NEW_STEP = bindparam("new_step", type_=nodes.c.last_step.type)
+_MOVE = (
+    update(nodes)
+    .where(*_STREAM)
+    .values(
+        cursor=bindparam("new_cursor"),
+        num_dropped=bindparam("new_dropped"),
+        last_seen_at=bindparam("now"),
+        last_step=case((nodes.c.last_step < _NEW_STEP, _NEW_STEP), else_=nodes.c.last_step),
+    )
+)
+# A spool that is delivered late says nothing about the life of the attempt that runs now.
+_SEE = (
+    update(runs)
+    .where(runs.c.id == bindparam("of_run"), runs.c.current_attempt == bindparam("of_attempt"))
+    .values(last_seen_at=bindparam("now"))
+)
+
+
+def _key(batch: Batch) -> dict[str, str | int]:
+    return {"of_attempt": batch.attempt, "of_model": batch.model, "of_node": batch.node}
 
 
 def lock_cursor(connection: Connection, batch: Batch) -> int | None:
@@ -20,13 +54,18 @@ def lock_cursor(connection: Connection, batch: Batch) -> int | None:
     Raises:
         MalformedError: The attempt belongs to another run.
     """
-    query = select(nodes.c.cursor, attempts.c.run).join(attempts, attempts.c.id == nodes.c.attempt)
-    query = query.where(nodes.c.attempt == batch.attempt, nodes.c.model == batch.model, nodes.c.node == batch.node)
-    row = connection.execute(query.with_for_update(of=nodes)).one_or_none()
+    row = connection.execute(_CURSOR, _key(batch)).one_or_none()
     if row is None:
         return None
     _check_run(batch, row.run)
     return int(row.cursor)
+
+
+def move_cursor(connection: Connection, batch: Batch, *, last_step: int, now: float) -> None:
+    """Note that everything up to this batch is stored, and when the server heard of stream and run."""
+    progress = {"new_cursor": batch.number, "new_dropped": batch.num_dropped, "new_step": last_step, "now": now}
+    connection.execute(_MOVE, {**_key(batch), **progress})
+    connection.execute(_SEE, {"of_run": batch.run, "of_attempt": batch.attempt, "now": now})
 
 
 def begin_stream(connection: Connection, batch: Batch, now: float) -> None:
