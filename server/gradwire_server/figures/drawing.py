@@ -47,10 +47,10 @@ def add_switches(figure: go.Figure, theme: Theme, say: Say, stretches: Sequence[
             "font": {"size": 11, "color": palette.soft},
             "showarrow": False,
             "x": step,
-            "xanchor": "left",
+            "xanchor": "center",
             "yref": "paper",
             "y": 1,
-            "yanchor": "top",
+            "yanchor": "bottom",
         }
         for step, codec in marked
     ]

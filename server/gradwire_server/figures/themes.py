@@ -91,7 +91,15 @@ def template(theme: Theme) -> go.layout.Template:
             "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
             "hovermode": "x unified",
             "hoverlabel": {"bgcolor": palette.surface, "bordercolor": palette.line, "font": {"color": palette.ink}},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
+            "legend": {
+                "orientation": "h",
+                "traceorder": "normal",
+                "x": 0,
+                # Above the names of the switches.
+                "y": 1.1,
+                "yanchor": "bottom",
+                "font": {"size": 12},
+            },
             "xaxis": {**axis, "showgrid": False, "showline": True},
             "yaxis": axis,
         }
