@@ -1,5 +1,7 @@
 """Errors as pages, for requests that a person's browser made."""
 
+from dataclasses import dataclass
+
 from fastapi import Request
 from fastapi.responses import Response
 from gradwire_protocol import routes
@@ -22,7 +24,7 @@ def wants_page(request: Request) -> bool:
 async def error_page(request: Request, status: int, detail: ErrorDetail) -> Response:
     """Return the page, or the part for the dialog, that says what went wrong and what to do."""
     words = wording_of(request)
-    heading, text = explain(words, status, detail)
+    told = explain(words, status, detail)
     answer = render(
         request,
         words,
@@ -30,9 +32,7 @@ async def error_page(request: Request, status: int, detail: ErrorDetail) -> Resp
         await _actor(request),
         http_status=status,
         here="",
-        heading=heading,
-        texts=[text] if text else [],
-        command="gradwire-server login-link" if status == 401 else "",
+        told=told,
         code=status,
     )
     answer.headers.update(error_headers(status))
@@ -46,26 +46,36 @@ async def _actor(request: Request) -> Actor | None:
         return None
 
 
-def explain(words: Wording, status: int, detail: ErrorDetail) -> tuple[str, str]:
-    """Return heading and text; a message of the service stands as it is where the page has no words of its own."""
+@dataclass(frozen=True)
+class Told:
+    """What an error page says: a heading, sentences, and a command that helps."""
+
+    heading: str
+    texts: tuple[str, ...] = ()
+    command: str = ""
+
+
+def explain(words: Wording, status: int, detail: ErrorDetail) -> Told:
+    """Return what to say; a message of the service stands as it is where the page has no words of its own."""
     if status == 401:
-        return (
-            words.say("Sign in with a link"),
-            words.say("Open the link that the server printed when it started. This command prints a new one:"),
-        )
+        text = words.say("Open the link that the server printed when it started. This command prints a new one:")
+        return Told(words.say("Sign in with a link"), (text,), "gradwire-server login-link")
     if detail.code == "conflict":
-        return words.say("Somebody else was faster"), _conflict(words, detail.current)
+        return Told(words.say("Somebody else was faster"), (_conflict(words, detail.current),))
     if detail.code == "closed":
-        return words.say("This run takes no changes now"), sentence(detail.message)
-    if status == 404:
-        return words.say("There is nothing here"), words.say(
-            "The address may be mistyped, or the run was never here."
+        advice = words.say("If it still trains, type on any of its nodes:")
+        return Told(
+            words.say("This run takes no changes now"), (detail.message, advice), "gradwire rollback --local"
         )
+    if status == 404:
+        text = words.say("The address may be mistyped, or the run was never here.")
+        return Told(words.say("There is nothing here"), (text,))
     if status in (403, 413, 422):
-        return words.say("That was not accepted"), sentence(detail.message)
+        return Told(words.say("That was not accepted"), (detail.message,))
     if status == 503:
-        return words.say("The server is busy"), words.say("Try again in a moment. Training is not affected.")
-    return words.say("Something went wrong here"), words.say("The server's log has the details.")
+        text = words.say("Try again in a moment. Training is not affected.")
+        return Told(words.say("The server is busy"), (text,))
+    return Told(words.say("Something went wrong here"), (words.say("The server's log has the details."),))
 
 
 def _conflict(words: Wording, current: Directive | None) -> str:
@@ -80,8 +90,3 @@ def _conflict(words: Wording, current: Directive | None) -> str:
         time=words.clock(current.requested_at),
     )
     return words.join((made, advice))
-
-
-def sentence(text: str) -> str:
-    """Return a message of the service with a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

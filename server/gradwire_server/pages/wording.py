@@ -96,6 +96,8 @@ class Wording:
 
     def span(self, low: float, high: float, digits: int = 0) -> str:
         """Return an interval of plain numbers, with one digit more where it would look empty."""
+        if low == high:
+            return self.number(low, digits)
         texts = (self.number(low, digits), self.number(high, digits))
         if texts[0] == texts[1]:
             texts = (self.number(low, digits + 1), self.number(high, digits + 1))

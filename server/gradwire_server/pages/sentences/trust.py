@@ -70,4 +70,4 @@ def _cost(words: Wording, view: TrustView) -> str:
 def _losses(words: Wording, view: RunView) -> str:
     if not view.trust.num_dropped:
         return ""
-    return words.say_many("{count} record lost", "{count} records lost", view.trust.num_dropped)
+    return words.say_many("{count} record was dropped", "{count} records were dropped", view.trust.num_dropped)

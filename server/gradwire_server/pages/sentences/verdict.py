@@ -209,5 +209,6 @@ def _digits(view: VerdictView, *values: float | None) -> int:
     """Return a digit after the point only where whole per cent would hide the interval or the side of the line."""
     known = [value for value in values if value is not None]
     touches_line = any(round(100 * value) == round(100 * view.line) and value != view.line for value in known)
-    is_narrow = len(known) > 1 and round(100 * min(known)) == round(100 * max(known))
-    return 1 if touches_line or is_narrow or min(known, default=1.0) < 0.01 else 0
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    is_narrow = low != high and round(100 * low) == round(100 * high)
+    return 1 if touches_line or is_narrow or low < 0.01 else 0

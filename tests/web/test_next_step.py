@@ -1,0 +1,71 @@
+"""One sentence and one button for every situation."""
+
+from gradwire_server.pages.sentences.next_step import next_step
+from gradwire_server.runs.views import QualityView, RunView, StatusView
+from made_view import (
+    NOW,
+    chinese,
+    compressed_view,
+    directive_view,
+    english,
+    paying_view,
+    quality_view,
+    run_view,
+    verdict_view,
+)
+
+
+def action(view: RunView) -> tuple[str, str]:
+    step = next_step(english(), view)
+    assert step.sentence
+    assert step.label
+    assert next_step(chinese(), view).sentence != step.sentence
+    return step.action, step.codec or step.target
+
+
+def test_worth_it_turns_the_suggested_codec_on() -> None:
+    assert action(run_view()) == ("turn_on", "int8")
+
+
+def test_worth_it_without_a_suggestion_offers_nothing_to_turn_on() -> None:
+    assert action(run_view(summary={"verdict": verdict_view(suggested_codec="")})) == ("link", "charts")
+
+
+def test_not_worth_it_leads_to_where_the_time_goes() -> None:
+    assert action(run_view(summary={"verdict": verdict_view(kind="not_worth_it")})) == ("link", "charts")
+
+
+def test_not_paying_off_rolls_back() -> None:
+    view = compressed_view(summary={"verdict": paying_view(kind="not_paying_off")})
+    assert action(view)[0] == "rollback"
+
+
+def test_quality_beyond_its_limit_comes_before_speed() -> None:
+    assert action(compressed_view(quality=quality_view(state="breach")))[0] == "rollback"
+
+
+def test_compressed_without_a_baseline_asks_for_one() -> None:
+    no_evidence = QualityView(state="no_evidence", reason="no_baseline")
+    assert action(compressed_view(quality=no_evidence, baseline_choices=(("id", "first"),))) == ("link", "quality")
+
+
+def test_paying_off_with_quality_keeps_it_on() -> None:
+    assert action(compressed_view(quality=quality_view())) == ("link", "charts")
+
+
+def test_an_open_change_asks_to_wait() -> None:
+    assert action(run_view(last_change=directive_view(state="delivered"))) == ("link", "history")
+
+
+def test_a_silent_run_leads_to_its_events() -> None:
+    view = run_view(summary={"status": StatusView(name="lost", since=NOW - 60)})
+    assert action(view) == ("link", "history")
+
+
+def test_an_ended_run_offers_nothing_to_turn_on() -> None:
+    view = run_view(summary={"status": StatusView(name="finished", since=NOW - 60)})
+    assert action(view) == ("link", "charts")
+
+
+def test_a_run_that_cannot_be_steered_offers_nothing_to_turn_on() -> None:
+    assert action(run_view(is_steered=False)) == ("link", "history")
