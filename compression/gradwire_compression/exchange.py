@@ -209,9 +209,10 @@ class Exchange:
         Buckets come in the order of their index, on all ranks alike. The buffer must not be touched until the
         future is complete. A failure is raised by the future.
         """
-        ready = self._clock()
         if view.index == 0:
             self._begin_sync()
+        # What the observer did before anything was sent is not the bucket's time.
+        ready = self._clock()
         shape = self._shape_of(view)
         bucket = self._bucket_for(shape, view.buffer)
         future = self._start_lossy(view, bucket, ready) if bucket else self._start_exact(view, shape, ready)
