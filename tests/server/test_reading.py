@@ -70,6 +70,17 @@ def test_success_is_not_taken_for_no_need(connection: Connection) -> None:
     assert (shown.plan.codec, shown.codec_since_step, shown.epoch) == ("int8", 200, 1)
 
 
+def test_codec_is_judged_by_its_present_parameters(connection: Connection) -> None:
+    run = StoredRun(connection)
+    compressed(run)
+    run.switch(404, 2, "int8")
+    train(run, 404, 3, step=0.090, transfer=0.010, codec="int8", epoch=2)
+    verdict = view(connection, run).summary.verdict
+    assert (verdict.kind, verdict.reason, verdict.first_step) == ("cannot_say_pays", reasons.TOO_FEW_STEPS, 404)
+    train(run, 434, 20, step=0.090, transfer=0.010, codec="int8", epoch=2)
+    assert view(connection, run).summary.verdict.speedup.value == pytest.approx(1 / 0.9, rel=0.02)
+
+
 def test_saving_counts_all_compressed_steps_of_the_attempt(connection: Connection) -> None:
     run = StoredRun(connection, total_steps=1000)
     compressed(run)

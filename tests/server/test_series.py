@@ -1,4 +1,5 @@
 import pytest
+from gradwire_protocol.identity import new_id
 from gradwire_server.database.tables import points, step_windows
 from gradwire_server.series.branches import Leg, line
 from gradwire_server.series.buckets import bucket_width
@@ -44,6 +45,19 @@ def test_resumed_metric_has_one_value_for_each_step_and_keeps_the_old_branch(con
     ]
     old = point_buckets(connection, run.id, "model", "loss", attempt=first)
     assert [bucket.last for bucket in old] == [float(step) for step in range(11)]
+
+
+def test_attempt_that_its_spool_delivers_after_its_successor_is_still_the_older_one(connection: Connection) -> None:
+    run = StoredRun(connection)
+    older, newer = new_id(), new_id()
+    run.restart(newer)
+    run.send(steps(20, transfer=0.010), metric(20, [2.0] * 10))
+    run.restart(older)
+    run.send(*(steps(first, transfer=0.040) for first in range(0, 40, 10)), metric(0, [1.0] * 40))
+    shown = window_buckets(connection, run.id, "model")
+    assert [round(bucket.exposed_transfer / bucket.num_rank_steps, 3) for bucket in shown] == [0.04, 0.04, 0.01]
+    losses = point_buckets(connection, run.id, "model", "loss")
+    assert [bucket.last for bucket in losses] == [1.0] * 20 + [2.0] * 10
 
 
 def test_spike_among_a_million_points_stays_visible(connection: Connection) -> None:
@@ -153,7 +167,8 @@ def test_resumed_windows_take_each_step_from_the_newest_attempt(connection: Conn
 
 def test_long_run_is_read_from_its_rollup(connection: Connection) -> None:
     run = StoredRun(connection)
-    for first in range(0, 30_000, 50):
+    # The first step lies inside the first range of the rollup.
+    for first in range(7, 30_007, 50):
         run.send(steps(first, 50))
     before = window_buckets(connection, run.id, "model")
     assert len(before) <= 300
