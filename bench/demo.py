@@ -57,8 +57,8 @@ def row_of(run: Row) -> Row:
     shares, seconds = run["exposed_transfer_share"], run["step_seconds"]
     return {
         "link": run["link"].partition(",")[0],
-        "step ms none": seconds["none"] * 1000,
-        "step ms int8": seconds["int8"] * 1000,
+        "step ms none": round(seconds["none"] * 1000),
+        "step ms int8": round(seconds["int8"] * 1000),
         "speedup": run["speedup"],
         "exposed none": shares["none"],
         "exposed int8": shares["int8"],

@@ -1,7 +1,7 @@
 """The demo's last line: figures read back from the server, and the ranks' hashes."""
 
 import time
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from examples.demo.service import Server, ServerError
@@ -40,18 +40,20 @@ def summarise(server: Server, story: Story, *, num_ranks: int, link: str) -> dic
 
 
 class _Stretch:
-    """Steps `first_step` to `last_step`, all with one codec: seconds per step and the exposed transfer share."""
+    """Steps `first_step` to `last_step`, all with one codec: seconds per step and the exposed transfer share.
+
+    Medians over windows of about a second, so that a machine that was busy with something else for a moment does
+    not decide about the ratio of two stretches.
+    """
 
     def __init__(self, server: Server, run: str, first_step: int, last_step: int) -> None:
-        sums = server.step_sums(run, first_step, last_step)
-        if not sums:
+        windows = server.windows(run, first_step, last_step)
+        if not windows:
             raise ServerError(f"the server has nothing about steps {first_step} to {last_step}")
-        step_seconds = sum(part["step"] for part in sums)
-        self.step_seconds = round(step_seconds / sum(part["num_rank_steps"] for part in sums), 4)
-        # Unknown is not zero: steps whose transfer was not measured do not count as steps without any.
-        known_seconds = sum(part["known_step"] for part in sums)
-        transfer_seconds = sum(part["exposed_transfer"] for part in sums)
-        self.share = round(transfer_seconds / known_seconds, 4) if known_seconds else None
+        self.step_seconds = round(median(window["step"] / window["num_rank_steps"] for window in windows), 4)
+        # Unknown is not zero: a window whose transfer was not measured says nothing.
+        shares = [window["exposed_transfer"] / window["known_step"] for window in windows if window["known_step"]]
+        self.share = round(median(shares), 4) if shares else None
 
 
 def _wait_for_end(server: Server, run: str) -> dict[str, Any]:

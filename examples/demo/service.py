@@ -87,11 +87,11 @@ class Server:
         """Ask for uncompressed training."""
         self._ask("POST", routes.ROLLBACK.format(run=run), RollbackRequest(reason=reason))
 
-    def step_sums(self, run: str, first_step: int, last_step: int) -> list[dict[str, Any]]:
-        """Return the sums of the steps `first_step` to `last_step`."""
+    def windows(self, run: str, first_step: int, last_step: int) -> list[dict[str, Any]]:
+        """Return the sums over all ranks of the windows that begin at `first_step` or later, up to `last_step`."""
         query = {"first_step": first_step, "last_step": last_step}
-        sums: list[dict[str, Any]] = self._ask("GET", routes.SERIES.format(run=run), query=query)["steps"]
-        return sums
+        windows: list[dict[str, Any]] = self._ask("GET", routes.SERIES.format(run=run), query=query)["steps"]
+        return windows
 
     def close(self) -> None:
         """End the server."""
