@@ -7,7 +7,7 @@ from gradwire_protocol.limits import LOST_AFTER_SECONDS, SILENT_AFTER_SECONDS
 from gradwire_protocol.records import AttemptEnded, Event, NodeFacts
 from gradwire_server.database.tables import directives
 from gradwire_server.runs.reading import run_summaries, run_view
-from gradwire_server.runs.views import RunView
+from gradwire_server.runs.views import Measure, RunView
 from gradwire_server.verdict import reasons
 from sqlalchemy import Connection, insert
 from stored_run import BEGIN, StoredRun, metric, steps
@@ -169,6 +169,13 @@ def test_status_comes_from_the_newest_receipt(connection: Connection, after: flo
     status = view(connection, run, after).summary.status
     assert status.name == name
     assert status.since == (run.now if name != "running" else BEGIN + 1)
+
+
+def test_lost_run_has_no_finish_date(connection: Connection) -> None:
+    run = StoredRun(connection, total_steps=1000)
+    train(run, 0, 5)
+    assert view(connection, run).finish_at.value is not None
+    assert view(connection, run, 3600).finish_at == Measure(reason=reasons.IS_LOST)
 
 
 def test_downtime_of_the_server_is_nobodys_silence(connection: Connection) -> None:

@@ -185,6 +185,8 @@ def _finish_at(source: RunSource, evidence: Evidence, state: StatusView) -> Meas
     remaining, received_at = source.remaining_steps, evidence.received_at
     if state.name in ("finished", "failed", "interrupted"):
         return Measure(reason=reasons.IS_OVER)
+    if state.name == "lost":
+        return Measure(reason=reasons.IS_LOST)
     if remaining is None:
         return Measure(reason=reasons.NO_TOTAL)
     left = measure(evidence.newest, lambda block: block.step, rank_steps, scale=remaining)

@@ -13,6 +13,7 @@ NO_LINK = "the speed of the link is not known"
 NO_COMMUNICATION = "nothing was sent"
 IS_COMPRESSED = "compression is on"
 IS_UNCOMPRESSED = "compression is off"
+IS_LOST = "nothing is heard of the training"
 IS_OVER = "the training has ended"
 ASSUMED = "assumed"
 
@@ -30,6 +31,7 @@ ALL = (
     NO_COMMUNICATION,
     IS_COMPRESSED,
     IS_UNCOMPRESSED,
+    IS_LOST,
     IS_OVER,
     ASSUMED,
 )
