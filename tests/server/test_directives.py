@@ -375,3 +375,14 @@ def test_rollback_against_a_change_at_once_ends_as_the_history_says(
         assert newest.plan.codec == model_codec(history(server.database_path, stream.run))
         if any(answer.status_code == 409 for answer in answers):
             assert newest.kind == "rollback"
+
+
+def test_process_left_over_from_an_older_attempt_gets_no_changes(
+    server: ServerProcess, stream: AgentStream, operator: Operator
+) -> None:
+    time.sleep(0.002)  # Ids order attempts by the millisecond.
+    again = AgentStream(server.agent(), run=stream.run)
+    again.begin()
+    directive = made(operator.set("int8", 1))
+    assert stream.wait_directive(wait=0.1) is None
+    assert again.wait_directive(wait=0) == directive
