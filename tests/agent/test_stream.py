@@ -273,6 +273,7 @@ def test_answer_that_makes_no_sense_loses_nothing(make_sender: MakeSender, answe
         wait_until(lambda: sender.spool.num_waiting == 0)
         assert stored_steps(server) == [1, 2]
         assert sender.spool.num_dropped == 0
+        assert server.heard[1].at - server.heard[0].at >= 0.25, "nobody is hammered"
 
 
 def test_draining_delivers_what_is_there_without_waiting_for_the_interval(make_sender: MakeSender) -> None:

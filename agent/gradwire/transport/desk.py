@@ -51,6 +51,7 @@ class Desk:
             is_steered=started.is_steered,
             server=facts.server,
             trouble=self._trouble(),
+            num_delivered=self._spool.num_acknowledged,
             num_waiting=self._spool.num_waiting,
             num_dropped=self._spool.num_dropped,
             spool=str(Path(self._spool.folder)),

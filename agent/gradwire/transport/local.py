@@ -84,6 +84,7 @@ class NodeStatus(Struct, tag="status", kw_only=True):
     server: str | None
     # What keeps batches from being delivered; empty while they are.
     trouble: str
+    num_delivered: int
     num_waiting: int
     num_dropped: int
     spool: str
