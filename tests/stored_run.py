@@ -79,47 +79,52 @@ def steps(
     codec_seconds: float = 0.0,
     optimizer: float = 0.010,
     pause: float = 0.0,
-    codec: str = "none",
-    epoch: int = 0,
-    is_settling: bool = False,
-    ranks: int = 2,
     overlapped: float = 0.0,
+    ranks: int = 2,
     **changes: object,
 ) -> StepWindow:
     """Return a window whose seconds for each step and rank are those given; backward takes what is left."""
     exposed = (0.040 if transfer is None else transfer) + wait
-    backward = step - exposed - data_wait - forward - codec_seconds - optimizer
-    num_rank_steps = num_steps * ranks
-    seconds = PhaseSeconds(
-        step=(step + pause) * num_rank_steps,
-        data_wait=data_wait * num_rank_steps,
-        forward=forward * num_rank_steps,
-        backward=backward * num_rank_steps,
-        exposed_communication=exposed * num_rank_steps,
-        exposed_transfer=None if transfer is None else transfer * num_rank_steps,
-        straggler_wait=None if transfer is None else wait * num_rank_steps,
-        exposed_codec=codec_seconds * num_rank_steps,
-        optimizer=optimizer * num_rank_steps,
-        pause=pause * num_rank_steps,
-        overlapped=overlapped * num_rank_steps,
-        encode=0.75 * codec_seconds * num_rank_steps,
-        decode=0.25 * codec_seconds * num_rank_steps,
-        agent=0.0001 * num_rank_steps,
-    )
+    per_step = {
+        "step": step + pause,
+        "data_wait": data_wait,
+        "forward": forward,
+        "backward": step - exposed - data_wait - forward - codec_seconds - optimizer,
+        "exposed_communication": exposed,
+        "exposed_transfer": transfer,
+        "straggler_wait": None if transfer is None else wait,
+        "exposed_codec": codec_seconds,
+        "optimizer": optimizer,
+        "pause": pause,
+        "overlapped": overlapped,
+        "encode": 0.75 * codec_seconds,
+        "decode": 0.25 * codec_seconds,
+        "agent": 0.0001,
+    }
+    return _window(first_step, num_steps, num_steps * ranks, per_step, changes)
+
+
+def _window(
+    first_step: int,
+    num_steps: int,
+    num_rank_steps: int,
+    per_step: dict[str, float | None],
+    changes: dict[str, object],
+) -> StepWindow:
+    scaled = {name: None if value is None else value * num_rank_steps for name, value in per_step.items()}
+    wire_bytes = 4_000_000 if changes.get("codec", "none") == "none" else 1_000_000
     values: dict[str, object] = {
         "first_step": first_step,
         "last_step": first_step + num_steps - 1,
         "num_steps": num_steps,
         "num_rank_steps": num_rank_steps,
-        "epoch": epoch,
-        "codec": codec,
-        "is_settling": is_settling,
-        "wall_seconds": (step + pause) * num_steps,
-        "seconds": seconds,
-        "step_seconds_min": step,
-        "step_seconds_max": step + pause,
+        "epoch": 0,
+        "codec": "none",
+        "seconds": PhaseSeconds(**scaled),  # type: ignore[arg-type]
+        "step_seconds_min": per_step["step"],
+        "step_seconds_max": per_step["step"],
         "logical_bytes": 4_000_000 * num_rank_steps,
-        "wire_bytes": (4_000_000 if codec == "none" else 1_000_000) * num_rank_steps,
+        "wire_bytes": wire_bytes * num_rank_steps,
         "samples": 32 * num_rank_steps,
         "tokens": 1000 * num_rank_steps,
     }

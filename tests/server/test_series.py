@@ -1,5 +1,4 @@
 import pytest
-from gradwire_protocol.identity import new_id
 from gradwire_server.database.tables import points, step_windows
 from gradwire_server.series.branches import Leg, line
 from gradwire_server.series.buckets import bucket_width
@@ -47,9 +46,14 @@ def test_resumed_metric_has_one_value_for_each_step_and_keeps_the_old_branch(con
     assert [bucket.last for bucket in old] == [float(step) for step in range(11)]
 
 
+def test_attempts_of_one_millisecond_are_ordered_by_their_numbers() -> None:
+    first, second = "01a00000-0001-7fff-8000-000000000000", "01a00000-0001-7000-8000-000000000000"
+    assert line([(second, 10), (first, 0)]) == (Leg(second, 10), Leg(first, 0, 10))
+
+
 def test_attempt_that_its_spool_delivers_after_its_successor_is_still_the_older_one(connection: Connection) -> None:
     run = StoredRun(connection)
-    older, newer = new_id(), new_id()
+    older, newer = "01a00000-0001-7fff-8000-000000000000", "01a00000-0002-7000-8000-000000000000"
     run.restart(newer)
     run.send(steps(20, transfer=0.010), metric(20, [2.0] * 10))
     run.restart(older)

@@ -46,7 +46,8 @@ def newest_first(starts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """
     known = list(starts)
     if all(attempt[14:15] == "7" for attempt, _ in known):
-        known.sort(reverse=True)
+        # The first 48 bits are milliseconds; within one of them the numbers decide.
+        known.sort(key=lambda start: start[0][:13], reverse=True)
     return known
 
 

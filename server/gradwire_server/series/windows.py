@@ -1,6 +1,7 @@
 """Queries on step windows for charts and verdicts: bounded answers whatever the run's length."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -115,18 +116,9 @@ def window_buckets(
     """
     columns = step_windows.c
     legs = window_line(connection, run, model) if attempt is None else (Leg(attempt, 0),)
-    ends = connection.execute(
-        select(func.min(columns.first_step), func.max(columns.last_step)).where(
-            columns.run == run,
-            columns.model == model,
-            columns.level == 2,
-            columns.attempt.in_([leg.attempt for leg in legs]),
-        )
-    ).one()
-    if ends[0] is None:
-        return []
-    first = ends[0] if first_step is None else max(first_step, ends[0])
-    last = ends[1] if last_step is None else min(last_step, ends[1])
+    first, last = _ends(connection, run, model, legs)
+    first = first if first_step is None else max(first_step, first)
+    last = last if last_step is None else min(last_step, last)
     if first > last:
         return []
     width = bucket_width(first, last, max_buckets)
@@ -145,6 +137,19 @@ def window_buckets(
         .order_by(bucket)
     )
     return [_sums(row) for row in connection.execute(statement).mappings()]
+
+
+def _ends(connection: Connection, run: str, model: str, legs: Sequence[Leg]) -> tuple[int, int]:
+    """Return first and last step of the attempts; 0 and -1 when they have none."""
+    columns = step_windows.c
+    statement = select(func.min(columns.first_step), func.max(columns.last_step)).where(
+        columns.run == run,
+        columns.model == model,
+        columns.level == 2,
+        columns.attempt.in_([leg.attempt for leg in legs]),
+    )
+    first, last = connection.execute(statement).one()
+    return (0, -1) if first is None else (first, last)
 
 
 def _sum_columns() -> list[ColumnElement[Any]]:
