@@ -261,7 +261,7 @@ def test_sync_delivers_what_a_dead_server_left(gradwire: Command, tmp_path: Path
 def test_sync_leaves_a_live_run_alone(gradwire: Command, tmp_path: Path) -> None:
     with ToyTraining(tmp_path / "spool", None, None), ScriptedServer(accepted) as scripted:
         assert gradwire("sync", str(tmp_path / "spool"), "--server", scripted.url) == 1
-        assert f"process {os.getpid()} holds it" in gradwire.said
+        assert f"process {os.getpid()} on " in gradwire.said
         assert scripted.heard == []
 
 

@@ -140,6 +140,20 @@ def test_address_that_is_none_is_refused(url: str) -> None:
         Client(url, None)
 
 
+def test_secrets_are_never_quoted() -> None:
+    with pytest.raises(SettingError) as caught:
+        Client("http://ann:hunter2@host:99999", None)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(SettingError) as caught:
+        Client("http://host", "secret\nthing")
+    assert "secret" not in str(caught.value)
+
+
+def test_end_of_line_behind_a_token_does_not_matter(server: ServerProcess) -> None:
+    with Client(server.url, f"{server.operator_token}\n") as client:
+        list(client.runs())
+
+
 def test_server_below_a_path_is_reached_with_and_without_a_slash() -> None:
     with ScriptedServer(Reply(200, b'{"runs":[],"next":null}')) as scripted:
         for slash in ("", "/"):

@@ -1,138 +1,32 @@
-"""A node's ranks in processes of their own: one stream, commands over the socket, silence in forked children."""
+"""A node's ranks in processes of their own: one stream, counted drops, silence in forked children."""
 
-import contextlib
 import logging
+import math
 import os
-import pwd
 import signal
-import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from agent_stream import attempt_started, losses, plan, window
-from gradwire.errors import AnswerError, SettingError, SpoolError, UnreachableError
+from agent_stream import losses, window
+from gradwire.errors import SettingError, SpoolError
 from gradwire.transport import place
-from gradwire.transport.local import Hello, Inlet, LossPart, pack
-from gradwire.transport.node import NodeReporter, open_reporter
-from gradwire.transport.operator import find_nodes, roll_back
-from gradwire.transport.reporter import DeliverySummary, Reporter
-from gradwire.transport.spool import Spool
+from gradwire.transport.node import NodeReporter
+from gradwire.transport.operator import find_nodes
+from gradwire.transport.reporter import DeliverySummary
 from gradwire_protocol.errors import MalformedError
-from gradwire_protocol.identity import new_id
 from gradwire_protocol.records import (
     AttemptEnded,
     AttemptStarted,
     Event,
-    NodeFacts,
     Points,
-    Record,
     Refused,
-    StepWindow,
-    Switched,
 )
-from scripted_server import ScriptedServer, accepted, refusal, unused_port, wait_until
-
-RECORD = msgspec.json.Decoder(Record)
-
-SIBLING = textwrap.dedent(
-    """
-    import sys, time
-    import msgspec
-    from agent_stream import window
-    from gradwire_protocol.records import AttemptEnded
-    from pathlib import Path
-    from gradwire.transport.node import open_reporter
-    from agent_stream import attempt_started
-    options = msgspec.json.decode(sys.argv[1])
-    reporter = open_reporter(
-        run=options["run"], attempt=options["attempt"], model="model", node=0, rank=options["rank"],
-        local_ranks=tuple(options["local_ranks"]), started=attempt_started(), spool_folder=Path(options["spool"]),
-        server=None, token=None, on_rollback=print,
-    )
-    for step in range(1, options["num_windows"] + 1):
-        reporter.report(window(step, num_steps=1, num_rank_steps=1))
-        reporter.report_loss([step], [float(options["rank"])], [1.0])
-    print("reported", flush=True)
-    sys.stdin.readline()
-    ended = AttemptEnded(at=time.time(), last_step=options["num_windows"], status="finished")
-    summary = reporter.close(ended, 20.0)
-    print(summary.num_delivered, summary.num_dropped, flush=True)
-    """
-)
-
-
-class Node:
-    """Arguments of one node's reporters."""
-
-    def __init__(self, spool: Path, local_ranks: tuple[int, ...] = (0, 1), server: str | None = None) -> None:
-        self.spool = spool
-        self.local_ranks = local_ranks
-        self.server = server
-        self.run = new_id()
-        self.attempt = new_id()
-        self.rollbacks: list[str] = []
-        self.facts: dict[str, object] = {}
-
-    def open(self, rank: int = 0, **changes: object) -> Reporter:
-        arguments: dict[str, object] = {
-            "run": self.run,
-            "attempt": self.attempt,
-            "model": "model",
-            "node": 0,
-            "rank": rank,
-            "local_ranks": self.local_ranks,
-            "started": attempt_started(node=NodeFacts(host="node-00", ranks=self.local_ranks), **self.facts),
-            "spool_folder": self.spool,
-            "server": self.server,
-            "token": "ingest-secret",
-            "on_rollback": self.rollbacks.append,
-        }
-        return open_reporter(**{**arguments, **changes})  # type: ignore[arg-type]
-
-    def start_sibling(self, rank: int, num_windows: int) -> subprocess.Popen[bytes]:
-        options = {
-            "run": self.run,
-            "attempt": self.attempt,
-            "rank": rank,
-            "local_ranks": self.local_ranks,
-            "spool": str(self.spool),
-            "num_windows": num_windows,
-        }
-        tests = str(Path(__file__).parents[1])
-        return subprocess.Popen(
-            [sys.executable, "-c", SIBLING, msgspec.json.encode(options).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": tests},
-        )
-
-    @property
-    def folder(self) -> Path:
-        return place.stream_folder(self.spool, self.run, self.attempt, "model", 0)
-
-    @property
-    def socket(self) -> Path:
-        (node,) = find_nodes([self.spool])
-        return node.socket
-
-    def spooled(self) -> list[Record]:
-        """Return everything that a closed node left."""
-        spool = Spool(self.folder)
-        records = []
-        while (batch := spool.next_batch()) is not None:
-            records += [RECORD.decode(record) for record in batch.records]
-            spool.acknowledge(batch.number)
-        spool.close()
-        return records
+from one_node import Node, close_all, ended, opened, spooled, switched, windows_of
+from scripted_server import Reply, ScriptedServer, accepted, refusal, unused_port, wait_until
 
 
 @pytest.fixture
@@ -144,50 +38,6 @@ def node(tmp_path: Path) -> Node:
 def alone(tmp_path: Path) -> Node:
     """A node of one rank."""
     return Node(tmp_path / "spool", (0,))
-
-
-@contextlib.contextmanager
-def opened(node: Node, **changes: object) -> Iterator[Reporter]:
-    reporter = node.open(**changes)
-    try:
-        yield reporter
-    finally:
-        reporter.close(None, 5.0)
-
-
-def ended(status: str = "finished", last_step: int = 10, exception: str = "") -> AttemptEnded:
-    return AttemptEnded(at=time.time(), last_step=last_step, status=status, exception=exception)  # type: ignore[arg-type]
-
-
-def close_all(*reporters: tuple[Reporter, AttemptEnded | None]) -> list[DeliverySummary]:
-    """Close the ranks of a node at once, as they do at the end of training."""
-    summaries: dict[int, DeliverySummary] = {}
-
-    def close(index: int, reporter: Reporter, how: AttemptEnded | None) -> None:
-        summaries[index] = reporter.close(how, 20.0)
-
-    threads = [threading.Thread(target=close, args=(index, *pair)) for index, pair in enumerate(reporters)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [summaries[index] for index in range(len(reporters))]
-
-
-def switched(codec: str, *, step: int, is_rollback: bool = False) -> Switched:
-    return Switched(
-        at=time.time(),
-        step=step,
-        epoch=1,
-        plan=plan(codec),
-        num_ranks=2,
-        cause="local",
-        is_rollback=is_rollback,
-    )
-
-
-def windows_of(records: list[Record]) -> list[StepWindow]:
-    return [record for record in records if isinstance(record, StepWindow)]
 
 
 def test_ranks_in_processes_become_one_stream(node: Node) -> None:
@@ -404,138 +254,6 @@ def test_forked_child_sends_nothing_and_closes_nothing(alone: Node) -> None:
     assert sum(isinstance(record, AttemptEnded) for record in records) == 1
 
 
-def test_status_tells_what_the_node_does(alone: Node) -> None:
-    with opened(alone) as reporter:
-        reporter.report(switched("int8", step=40))
-        reporter.report(window(50))
-        (found,) = find_nodes([alone.spool])
-        status = found.status
-        assert (status.run, status.run_name, status.attempt) == (alone.run, "toy", alone.attempt)
-        assert (status.codec, status.since_step, status.last_step) == ("int8", 40, 59)
-        assert status.ranks == (0,)
-        assert status.trouble == "no server is set"
-        assert status.num_waiting >= 1
-        assert status.process == os.getpid()
-
-
-def test_rollback_over_the_socket_waits_for_the_switch(alone: Node) -> None:
-    with opened(alone) as reporter:
-        reporter.report(switched("int8", step=40))
-        wait_until(lambda: find_nodes([alone.spool])[0].status.codec == "int8")
-
-        def train() -> None:
-            wait_until(lambda: alone.rollbacks == ["loss spike"])
-            reporter.report(Refused(at=1.0, step=44, epoch=1, revision=9, refusals=()))
-            reporter.report(switched("int8", step=45))
-            reporter.report(switched("none", step=46, is_rollback=True))
-
-        training = threading.Thread(target=train)
-        training.start()
-        result = roll_back(alone.socket, "loss spike", 20.0)
-        training.join()
-        assert result.codec_before == "int8"
-        assert result.switched is not None
-        assert result.switched.step == 46
-
-
-def test_rollback_hears_an_announced_switch_which_is_not_sent_to_the_server(alone: Node) -> None:
-    with opened(alone) as reporter:
-
-        def train() -> None:
-            wait_until(lambda: alone.rollbacks != [])
-            reporter.announce(switched("none", step=46, is_rollback=True))
-
-        training = threading.Thread(target=train)
-        training.start()
-        result = roll_back(alone.socket, "", 20.0)
-        training.join()
-        assert result.switched is not None
-    assert not any(isinstance(record, Switched) for record in alone.spooled())
-
-
-def test_rollback_of_a_training_that_stands_still_is_not_called_done(alone: Node) -> None:
-    with opened(alone):
-        assert roll_back(alone.socket, "", 0.3).switched is None
-        assert alone.rollbacks == [""]
-
-
-def test_rollback_of_a_run_that_is_only_measured_is_denied(alone: Node) -> None:
-    alone.facts = {"is_steered": False}
-    with opened(alone), pytest.raises(AnswerError, match="measured only"):
-        roll_back(alone.socket, "", 5.0)
-    assert alone.rollbacks == []
-
-
-def test_error_in_the_session_does_not_end_the_node(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(reason: str) -> None:
-        raise ValueError(reason)
-
-    with opened(alone, on_rollback=fail) as reporter:
-        with pytest.raises(UnreachableError):
-            roll_back(alone.socket, "x", 0.5)
-        reporter.report(window(3))
-        wait_until(lambda: find_nodes([alone.spool])[0].status.last_step == 12)
-    assert "met an error and goes on" in caplog.text
-
-
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x03abc", b"\xff" * 100, b""])
-def test_nonsense_on_the_socket_harms_nobody(alone: Node, sent: bytes) -> None:
-    with opened(alone) as reporter:
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(alone.socket))
-            stranger.sendall(sent)
-        with socket.socket(socket.AF_UNIX) as silent:
-            silent.connect(str(alone.socket))
-            reporter.report(window(1))
-            wait_until(lambda: find_nodes([alone.spool])[0].status.last_step == 10)
-
-
-def test_socket_belongs_to_this_user_alone(alone: Node) -> None:
-    with opened(alone):
-        mode = alone.socket.stat().st_mode
-        assert stat.S_ISSOCK(mode)
-        assert stat.S_IMODE(mode) == 0o600
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_other_user_is_turned_away_even_where_the_file_mode_lets_them_in() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as root, opened(alone := Node(Path(root), (0,))):
-        path = alone.socket
-        path.chmod(0o666)
-        for folder in (path.parent, path.parent.parent, Path(root)):
-            folder.chmod(0o755)
-        nobody = pwd.getpwnam("nobody").pw_uid
-        program = (
-            "import socket, sys\n"
-            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(10)\n"
-            "s.sendall(bytes.fromhex(sys.argv[2])); print(len(s.recv(100)))"
-        )
-        hello = pack(Hello(rank=1)).hex()
-        done = subprocess.run(
-            ["/usr/bin/env", "python3", "-c", program, str(path), hello],
-            user=nobody,
-            capture_output=True,
-            cwd="/",
-            check=False,
-        )
-        assert b"Permission" not in done.stderr
-        assert done.stdout == b"0\n" or b"reset" in done.stderr.lower() or b"Broken pipe" in done.stderr
-        assert alone.rollbacks == []
-
-
-def test_long_spool_path_gets_a_short_socket(tmp_path: Path) -> None:
-    node = Node(tmp_path / ("deep" * 30), (0, 1))
-    first, second = node.open(0), node.open(1)
-    assert len(os.fsencode(node.socket)) <= 103
-    first.report(window(1, num_rank_steps=10))
-    second.report(window(1, num_rank_steps=10))
-    path = node.socket
-    close_all((first, None), (second, None))
-    (merged,) = windows_of(node.spooled())
-    assert merged.num_rank_steps == 20
-    assert not path.exists()
-
-
 def test_spool_that_cannot_be_written_moves_to_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -607,15 +325,85 @@ def test_token_over_plain_http_to_another_machine_is_warned_of_without_the_token
         assert "ingest-secret" not in caplog.text
 
 
-def test_local_messages_survive_any_cut(alone: Node) -> None:
-    messages = [Hello(3), LossPart([1, 2], [float("inf"), 0.5], [1.0, 2.0])]
-    data = b"".join(pack(message) for message in messages)
-    inlet = Inlet()
-    taken = [message for index in range(len(data)) for message in inlet.requests(data[index : index + 1])]
-    assert taken == messages
-
-
 def test_first_rank_is_the_smallest(tmp_path: Path) -> None:
     node = Node(tmp_path / "spool", (4, 5))
     with opened(node, rank=4) as first:
         assert isinstance(first, NodeReporter)
+
+
+def test_second_interrupt_ends_at_once_while_the_server_hangs(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import atexit, sys, time
+        from pathlib import Path
+        from agent_stream import attempt_started
+        from gradwire.transport.node import open_reporter
+        from gradwire_protocol.identity import new_id
+        reporter = open_reporter(
+            run=new_id(), attempt=new_id(), model="model", node=0, rank=0, local_ranks=(0,),
+            started=attempt_started(), spool_folder=Path(sys.argv[1]), server=sys.argv[2], token=None,
+            on_rollback=print,
+        )
+        atexit.register(reporter.close, None, 600.0)
+        print("closing", flush=True)
+        reporter.close(None, 600.0)
+        """
+    )
+    with ScriptedServer(Reply(delay_seconds=math.inf)) as server:
+        training = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), server.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+        server.wait_for(1)
+        assert training.stdout is not None
+        assert training.stdout.readline() == b"closing\n"
+        training.send_signal(signal.SIGINT)
+        _, complained = training.communicate(timeout=60.0)
+    assert training.returncode == -signal.SIGINT
+    assert complained.rstrip().endswith(b"KeyboardInterrupt")
+
+
+def test_memory_stays_bounded_however_long_the_server_is_busy(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from agent_stream import attempt_started
+        from gradwire.transport.node import open_reporter
+        from gradwire_protocol.identity import new_id
+
+        def resident_bytes():
+            return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+        reporter = open_reporter(
+            run=new_id(), attempt=new_id(), model="model", node=0, rank=0, local_ranks=(0,),
+            started=attempt_started(), spool_folder=Path(sys.argv[1]), server=sys.argv[2], token=None,
+            on_rollback=print, cap_bytes=8 * 1024 * 1024,
+        )
+        before, most = resident_bytes(), 0
+        for step in range(500_000):
+            reporter.report_loss([step], [1.0], [1.0])
+            if step % 1000 == 0:
+                most = max(most, resident_bytes())
+        summary = reporter.close(None, 20.0)
+        print(max(most, resident_bytes()) - before, summary.num_undelivered, summary.num_dropped)
+        """
+    )
+    with ScriptedServer(refusal(503, "unavailable")) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path), server.url],
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            check=True,
+        )
+    grown_bytes, num_undelivered, num_dropped = map(int, done.stdout.split())
+    assert grown_bytes < 64 * 1024 * 1024
+    # The beginning, and what told of drops, are in the spool besides the losses.
+    (folder, _), *_ = place.find_streams(tmp_path)
+    records = spooled(folder)
+    num_values = sum(len(record.steps) for record in records if isinstance(record, Points))
+    num_others = sum(not isinstance(record, Points) for record in records)
+    assert num_undelivered == num_values + num_others
+    assert num_values + num_dropped == 500_000

@@ -83,13 +83,13 @@ class ServerLink:
         """Take a base URL as `clean_server` returns it.
 
         Raises:
-            SettingError: httpx is not installed.
+            SettingError: httpx is not installed, or the token is none.
         """
         httpx = _import_httpx()
         self.server = server
         headers = {"user-agent": "gradwire", "accept": "application/json"}
         if token:
-            headers["authorization"] = f"Bearer {token}"
+            headers["authorization"] = f"Bearer {clean_token(token)}"
         self._client = httpx.Client(
             headers=headers,
             # A proxy set for the outside world cannot reach this machine's own loopback.
@@ -157,17 +157,30 @@ def clean_server(server: str) -> str:
     Raises:
         SettingError: It is not an http or https URL with a host; the text quotes it.
     """
+    if "@" in server:
+        # Not quoted, since what stands before the @ is a secret.
+        raise SettingError("the server address holds a user name or password; give the token on its own instead")
     wanted = "wanted: http://HOST:PORT or https://HOST[:PORT][/PREFIX], an IPv6 host in brackets"
     try:
         parts = urlsplit(server.strip())
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError as error:
         raise SettingError(f"the server address {server!r} is not a URL ({error}); {wanted}") from error
-    if parts.username is not None or parts.password is not None:
-        raise SettingError("the server address holds a user name or password; give the token on its own instead")
     if not is_right or parts.query or parts.fragment or any(character.isspace() for character in server.strip()):
         raise SettingError(f"the server address {server!r} is not a server's base URL; {wanted}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def clean_token(token: str) -> str:
+    """Return a token without white space around it, such as the end of the line in a file.
+
+    Raises:
+        SettingError: It holds what no header can; the text does not quote it.
+    """
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingError("the token (GRADWIRE_TOKEN) holds spaces or characters that no token has")
+    return token
 
 
 def is_loopback(server: str) -> bool:

@@ -36,6 +36,7 @@ from gradwire.transport.notices import Notices
 _READ_BYTES = 256 * 1024
 # Longest sleep: what was put without a wake-up, if ever, is seen after it.
 _LONGEST_SLEEP_SECONDS = 1.0
+_ERROR_PAUSE_SECONDS = 0.1
 _SEVERITY = {"finished": 0, "interrupted": 1, "failed": 2}
 
 
@@ -108,7 +109,7 @@ class Hub(threading.Thread):
                 self._turn()
             except Exception as error:
                 self._notices.say("hub", "the node's collecting thread met an error and goes on", error=error)
-                time.sleep(0.1)
+                time.sleep(_ERROR_PAUSE_SECONDS)
         try:
             self._wind_up()
         except Exception as error:
@@ -160,14 +161,19 @@ class Hub(threading.Thread):
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
-            if not is_same_user(connection):
-                self._notices.say("other user", "another user tried to use the node's socket and was turned away")
-                connection.close()
-                return
-            connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+        except OSError as error:
+            # Out of files, most likely: the connection stays in line, and asking again at once would spin.
+            self._notices.say("accept", f"the node's socket takes no connection at present: {error}")
+            time.sleep(_ERROR_PAUSE_SECONDS)
+            return
+        if not is_same_user(connection):
+            self._notices.say("other user", "another user tried to use the node's socket and was turned away")
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _read(self, peer: _Peer) -> None:
         try:

@@ -96,7 +96,8 @@ class NodeReporter:
         self._process = os.getpid()
         self._spool = spool
         self._notices = notices
-        self._summary: DeliverySummary | None = None
+        self._is_closing = False
+        self._summary = DeliverySummary()
         self._stream: Stream | None = None
         self._replay: Replay | None = None
         if facts.server is not None:
@@ -140,7 +141,9 @@ class NodeReporter:
         """See `Reporter.close`."""
         if os.getpid() != self._process:
             return DeliverySummary()
-        if self._summary is None:
+        # Closing that was interrupted, by a second Ctrl-C for example, is not begun again by `atexit`.
+        if not self._is_closing:
+            self._is_closing = True
             self._summary = self._close(ended, time.monotonic() + timeout_seconds)
         return self._summary
 

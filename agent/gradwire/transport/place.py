@@ -12,6 +12,7 @@ Names of people's choosing never become part of a path.
 import contextlib
 import hashlib
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -40,6 +41,7 @@ class StreamFacts(Struct, frozen=True, kw_only=True):
     node: int
     started: AttemptStarted
     server: str | None = None
+    host: str = ""
     process: int = 0
     socket: str = ""
 
@@ -101,8 +103,8 @@ def temporary_root() -> Path:
     return root
 
 
-def write_facts(folder: Path, facts: StreamFacts, socket: Path | None) -> None:
-    """Write the stream's facts with this process and its socket, whole or not at all.
+def write_facts(folder: Path, facts: StreamFacts, socket_path: Path | None) -> None:
+    """Write the stream's facts with this host, this process and its socket, whole or not at all.
 
     Raises:
         SpoolError: The folder does not take the file.
@@ -110,7 +112,9 @@ def write_facts(folder: Path, facts: StreamFacts, socket: Path | None) -> None:
     target = folder / STREAM_FILE
     draft = folder / f"{STREAM_FILE}.new"
     try:
-        facts = replace(facts, process=os.getpid(), socket=str(socket or ""))
+        facts = replace(
+            facts, host=socket.gethostname(), process=os.getpid(), socket=str(socket_path) if socket_path else ""
+        )
         draft.write_bytes(encode(facts))
         draft.replace(target)
     except OSError as error:

@@ -1,6 +1,11 @@
 """Replay: delivering what processes that are gone left in the spool folder."""
 
+import contextlib
+import math
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +18,9 @@ from gradwire.transport.spool import Spool
 from gradwire.transport.stream import Stream
 
 _AGAIN_SECONDS = 30.0
+
+# A live stream writes at least a window every few seconds, unless its training stands still.
+_QUIET_SECONDS = 120.0
 
 
 class Replay(threading.Thread):
@@ -49,15 +57,16 @@ class Replay(threading.Thread):
     def _deliver_all(self) -> bool:
         is_complete = True
         for folder, facts in place.find_streams(self._run_folder):
-            if facts.server not in (None, self._server) or self._stopping.is_set():
+            is_ours = facts.server in (None, self._server) and facts.host == socket.gethostname()
+            if not is_ours or self._stopping.is_set():
                 continue
             try:
-                spool = Spool(folder)
+                spool = adopt(folder, facts)
             except SpoolError:
-                # Held by a live process, or not readable; neither is ours to settle.
+                # In use by a live process, or not readable; neither is ours to settle.
                 continue
             self._stream = Stream(spool, facts, server=self._server, token=self._token, notices=self._notices)
-            summary = deliver(spool, self._stream)
+            summary = deliver(spool, self._stream, facts)
             is_complete = is_complete and summary.spool_path is None
         return is_complete
 
@@ -82,25 +91,47 @@ def sync(
                 yield facts, "it was meant for no server; name one with --server"
                 continue
             try:
-                spool = Spool(folder)
-            except SpoolBusyError:
-                yield facts, f"process {facts.process} holds it and delivers it itself"
-                continue
+                spool = adopt(folder, facts)
             except SpoolError as error:
                 yield facts, str(error)
                 continue
-            yield facts, deliver(spool, Stream(spool, facts, server=target, token=token, notices=Notices()))
+            stream = Stream(spool, facts, server=target, token=token, notices=Notices())
+            yield facts, deliver(spool, stream, facts)
 
 
-def deliver(spool: Spool, stream: Stream) -> DeliverySummary:
+def adopt(folder: Path, facts: StreamFacts) -> Spool:
+    """Open the spool of a process that is gone.
+
+    Raises:
+        SpoolBusyError: The process lives, or may live on another host, where its lock is not always seen.
+        SpoolError: The folder cannot be used.
+    """
+    whose = f"process {facts.process} on {facts.host}"
+    if facts.host != socket.gethostname() and _seconds_since_write(folder) < _QUIET_SECONDS:
+        raise SpoolBusyError(f"{whose} wrote to it less than {_QUIET_SECONDS:.0f} s ago and may still do so")
+    try:
+        spool = Spool(folder)
+    except SpoolBusyError as error:
+        raise SpoolBusyError(f"{whose} holds it and delivers it itself") from error
+    if not spool.is_locked and facts.host == socket.gethostname() and _is_alive(facts.process):
+        spool.close()
+        raise SpoolBusyError(f"{whose} lives, and its file system has no locks to tell whether it still delivers")
+    return spool
+
+
+def deliver(spool: Spool, stream: Stream, facts: StreamFacts) -> DeliverySummary:
     """Run a stream to its end, close the spool and remove it if nothing is left.
 
     Args:
         spool: Closed afterwards.
-        stream: Of that spool; not started if nobody delivers meanwhile.
+        stream: Of that spool; not started yet.
+        facts: Of the process that is gone, whose socket in the temporary folder is removed too.
     """
     stream.start()
-    stream.drain(float("inf"))
+    stream.drain(math.inf)
+    with contextlib.suppress(OSError):
+        if facts.socket and Path(facts.socket).is_socket():
+            Path(facts.socket).unlink()
     return settle(spool)
 
 
@@ -119,3 +150,18 @@ def settle(spool: Spool) -> DeliverySummary:
         spool.remove()
         place.remove_run_folder(spool.folder)
     return summary
+
+
+def _seconds_since_write(folder: Path) -> float:
+    newest = max((path.stat().st_mtime for path in folder.glob("*.segment")), default=0.0)
+    return time.time() - newest
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

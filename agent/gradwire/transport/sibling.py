@@ -19,7 +19,9 @@ from gradwire.transport.notices import Notices
 from gradwire.transport.reporter import DeliverySummary
 
 _SEND_SECONDS = 5.0
-_CONNECT_AGAIN_SECONDS = 0.2
+# Between attempts to connect, seconds: at first, and at most.
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 class SiblingReporter:
@@ -29,7 +31,8 @@ class SiblingReporter:
         """Start the thread that connects as soon as the node's first rank listens at one of `socket_paths`."""
         self._process = os.getpid()
         self._thread = _Carrier(rank, socket_paths)
-        self._summary: DeliverySummary | None = None
+        self._is_closing = False
+        self._summary = DeliverySummary()
         self._thread.start()
 
     def report(self, record: Record, *, urgent: bool = False) -> None:
@@ -50,7 +53,8 @@ class SiblingReporter:
         """See `Reporter.close`; returns when the node's first rank has everything."""
         if os.getpid() != self._process:
             return DeliverySummary()
-        if self._summary is None:
+        if not self._is_closing:
+            self._is_closing = True
             self._summary = self._thread.finish(ended, time.monotonic() + timeout_seconds)
         return self._summary
 
@@ -72,6 +76,7 @@ class _Carrier(threading.Thread):
         self._num_sent = 0
         self._num_dropped = 0
         self._is_taken = False
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
         self.inbox: Inbox[FromRank] = Inbox(self._something.set)
 
     def finish(self, ended: AttemptEnded | None, deadline: float) -> DeliverySummary:
@@ -106,7 +111,8 @@ class _Carrier(threading.Thread):
         return self._is_taken or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _pause(self) -> None:
-        time.sleep(_CONNECT_AGAIN_SECONDS)
+        time.sleep(self._pause_seconds)
+        self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _connect(self) -> socket.socket | None:
         for path in self._paths:
@@ -115,6 +121,7 @@ class _Carrier(threading.Thread):
             with contextlib.suppress(OSError):
                 connection.connect(str(path))
                 connection.sendall(pack(Hello(self._rank)))
+                self._pause_seconds = _FIRST_PAUSE_SECONDS
                 return connection
             connection.close()
         return None

@@ -82,7 +82,7 @@ class Spool:
         self._clear_open(0)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_file = _take_lock(folder)
+            self._lock_file, self.is_locked = _take_lock(folder)
             self._recover()
             self._file = self._open_active()
         except SpoolError:
@@ -294,7 +294,8 @@ def _open_for_writing(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _take_lock(folder: Path) -> int:
+def _take_lock(folder: Path) -> tuple[int, bool]:
+    """Return the lock's file and whether it is locked: some network file systems have no locks."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -302,6 +303,5 @@ def _take_lock(folder: Path) -> int:
         os.close(file)
         raise SpoolBusyError(f"the spool folder {folder} is held by another process, which delivers it") from error
     except OSError:
-        # Some network file systems have no locks; a second deliverer then sends what the server already has.
-        pass
-    return file
+        return file, False
+    return file, True
