@@ -26,7 +26,7 @@ class StateError(CompressionError, ValueError):
 
 
 class ExchangeError(CompressionError):
-    """Raised in backward when a bucket could not be averaged; names the codec, the cause is chained."""
+    """Raised when a bucket could not be averaged; backward shows it as a RuntimeError that names the codec."""
 
 
 class PlanMismatchError(CompressionError):

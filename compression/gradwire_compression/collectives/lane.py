@@ -28,8 +28,9 @@ class Lane:
         self._thread.start()
 
     def submit(self, job: Job, what: str) -> Future[Tensor]:
-        """Queue a job; the future holds what it returns, or raises `ExchangeError` with `what` in its text.
+        """Queue a job; the future holds what it returns, or raises an `ExchangeError` with `what` in its text.
 
+        The error passes through C++ on its way, and arrives as a RuntimeError with that text.
         After a failure the ranks no longer agree on what comes next, so every later job fails at once.
         """
         future: Future[Tensor] = Future()

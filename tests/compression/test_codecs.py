@@ -1,0 +1,159 @@
+"""What every scaled codec promises, whichever kernels run it."""
+
+import pytest
+import torch
+from gradwire_compression import residuals
+from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.facts import CodecFacts
+from gradwire_compression.codecs.registry import facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.compression.samples import SIZES, hard_values, layout_of
+
+CPU = torch.device("cpu")
+NAMES = ("int8", "onebit")
+
+
+def _encode(codec, x, layout, residual):
+    payload = torch.full((codec.wire_bytes(layout.num_blocks),), 0xEE, dtype=torch.uint8)
+    codec.encode(x, layout, residual, payload)
+    return payload
+
+
+def _decoded(codec, payload, layout):
+    out = torch.full((layout.numel,), torch.nan)
+    codec.decode(payload, layout.compact(), out)
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_decoded_plus_new_residual_is_gradient_plus_old_residual(name, size):
+    codec = ScaledCodec(name, 256, CPU)
+    x, old = torch.randn(size), torch.randn(size) * 0.1
+    new = old.clone()
+    decoded = _decoded(codec, _encode(codec, x, layout_of(size, 256), new), layout_of(size, 256))
+    assert torch.allclose(decoded.double() + new, x.double() + old, rtol=0, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    block=st.integers(64, 4096),
+    size=st.integers(1, 5000),
+    offset=st.integers(0, 9),
+)
+def test_payload_has_exactly_wire_bytes_and_equal_input_gives_equal_bytes(name, block, size, offset):
+    codec = ScaledCodec(name, block, CPU)
+    x, layout = hard_values(size + offset, seed=size), layout_of(size, block, offset)
+    payload = _encode(codec, x, layout, torch.zeros(size))
+    num_blocks = -(-size // block) + 1
+    values = num_blocks * (block if name == "int8" else -(-block // 8))
+    assert payload.numel() == -(-values // 16) * 16 + -(-num_blocks * 2 // 16) * 16
+    again = torch.full_like(payload, 0x11)
+    codec.encode(x, layout, torch.zeros(size), again)
+    assert torch.equal(payload, again)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "bf16"])
+def test_bits_per_element_are_those_of_a_full_block(name):
+    known: CodecFacts = facts(name)
+    if name == "bf16":
+        assert BF16Codec(CPU).wire_bytes(1000) * 8 / 1000 == known.bits_per_element
+        return
+    block = int(known.parameters[0].default)
+    assert ScaledCodec(name, block, CPU).wire_bytes(800) * 8 / (800 * block) == known.bits_per_element
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_gradient_sends_zero_and_keeps_the_residual(name):
+    codec = ScaledCodec(name, 64, CPU)
+    x = torch.cat([torch.zeros(64), torch.ones(64), -torch.zeros(10)])
+    old = torch.full((138,), 0.3)
+    new = old.clone()
+    layout = layout_of(138, 64)
+    decoded = _decoded(codec, _encode(codec, x, layout, new), layout)
+    assert not decoded[:64].any()
+    assert not decoded[128:].any()
+    assert decoded[64:128].all()
+    assert torch.equal(new[:64], old[:64])
+    assert torch.equal(new[128:], old[128:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_nonfinite_block_is_sent_as_nan_and_keeps_the_residual(name, bad):
+    codec = ScaledCodec(name, 64, CPU)
+    x, old = torch.randn(200), torch.randn(200)
+    x[70] = bad
+    new = old.clone()
+    layout = layout_of(200, 64)
+    payload = _encode(codec, x, layout, new)
+    decoded = _decoded(codec, payload, layout)
+    assert decoded[64:128].isnan().all()
+    assert decoded[:64].isfinite().all()
+    assert torch.equal(new[64:128], old[64:128])
+    scales = codec.scales(payload[None], layout.num_blocks)
+    assert scales.isfinite().tolist() == [[True, False, True, True, True]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_residual_is_restored_right_to_rounding(name):
+    codec = ScaledCodec(name, 64, CPU)
+    x, old = torch.randn(500), torch.randn(500)
+    x[10:12] = torch.nan
+    x[67:131] = 0
+    layout, new = layout_of(497, 64, offset=3), old[:497].clone()
+    payload = _encode(codec, x, layout, new)
+    residuals.restore(new, layout, _decoded(codec, payload, layout), x)
+    assert torch.allclose(new, old[:497], rtol=0, atol=1e-5)
+    assert torch.equal(new[:64], old[:64])
+    assert torch.equal(new[64:128], old[64:128])
+
+
+@pytest.mark.parametrize("value", [1e-40, 1e-45, 3e38])
+@pytest.mark.parametrize("name", NAMES)
+def test_tiny_and_huge_gradients_neither_vanish_into_nan_nor_grow(name, value):
+    codec = ScaledCodec(name, 64, CPU)
+    x, layout = torch.full((64,), value), layout_of(64, 64)
+    payload = _encode(codec, x, layout, torch.zeros(64))
+    decoded = _decoded(codec, payload, layout).double()
+    if value < 1 or name == "int8":
+        assert decoded.isfinite().all()
+        assert float(decoded.abs().max()) <= 2 * value
+    else:
+        # The sum of 64 such magnitudes overflows, which must be seen.
+        assert decoded.isnan().all()
+
+
+def test_int8_does_not_clip_the_largest_value():
+    codec, layout = ScaledCodec("int8", 64, CPU), layout_of(64, 64)
+    for seed in range(50):
+        x = torch.randn(64, generator=torch.Generator().manual_seed(seed))
+        new = torch.zeros(64)
+        _encode(codec, x, layout, new)
+        step = x.abs().max() / 127
+        assert float(new.abs().max()) <= 0.51 * float(step) * 1.01
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_giant_value_harms_its_own_block_only(name):
+    codec, layout = ScaledCodec(name, 256, CPU), layout_of(4096, 256)
+    x = torch.full((4096,), 1e-3)
+    x[7] = 1e4
+    decoded = _decoded(codec, _encode(codec, x, layout, torch.zeros(4096)), layout)
+    assert torch.allclose(decoded[256:], x[256:], rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bf16_cast_conserves_and_keeps_what_it_lost(dtype):
+    codec, layout = BF16Codec(CPU), layout_of(3000, 1024)
+    x, old = torch.randn(3000).to(dtype), torch.randn(3000) * 1e-3
+    new, wire = old.clone(), torch.empty(3000, dtype=torch.bfloat16)
+    codec.encode(x, layout, new, wire, 3)
+    assert torch.allclose(wire.double() * 3 + new, x.double() + old, rtol=0, atol=1e-6)
+    out = torch.full((3000,), torch.nan, dtype=dtype)
+    codec.decode(wire, layout, out)
+    assert torch.equal(out, wire.to(dtype))

@@ -1,0 +1,194 @@
+"""Trials taken from reports of people who compress gradients, each with the right result."""
+
+import pytest
+import torch
+from distributed.hooked import Given, everything, gradients_of, replicas_equal, wrap
+from distributed.ranks import run_ranks
+from gradwire_compression import Plan
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.distributed
+
+CODECS = ("bf16", "int8", "onebit")
+
+
+def _c01(rank, world_size, codec, bad):
+    torch.manual_seed(0)
+    model, exchange, script = wrap(nn.Linear(8, 8, bias=False), everything(codec))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    finite = []
+    for step in range(1, 11):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8)).square().mean()
+        (loss * (bad if step == 5 and rank == 1 else 1.0)).backward()
+        finite.append(all(bool(gradient.isfinite().all()) for gradient in gradients_of(model)))
+        if finite[-1]:
+            optimizer.step()
+    held = exchange.state_dict()["residuals"]
+    assert not script.errors
+    assert all(tensor.isfinite().all() for tensor in held.values())
+    assert replicas_equal(model)
+    return finite, script.nonfinite_parameters, script.num_nonfinite_results
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_c01_one_bad_value_is_seen_by_all_and_spoils_one_step(codec, bad):
+    for rank, (finite, parameters, num_results) in enumerate(run_ranks(2, _c01, codec, bad)):
+        assert finite == [step != 5 for step in range(1, 11)]
+        assert parameters == ([(5, ("weight",))] if rank == 1 else [])
+        assert num_results == 1
+
+
+def _c03_zeros(rank, world_size, codec):
+    model, _, script = wrap(Given((64, 64)), everything(codec))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        model([torch.full((64, 64), 0.0 if step < 4 else 1.0)]).backward()
+        (gradient,) = gradients_of(model)
+        optimizer.step()
+        (weight,) = (parameter.detach().clone() for parameter in model.parameters())
+        seen.append((gradient, weight))
+    assert not script.errors
+    return seen
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_c03_zero_gradients_stay_zero(codec):
+    for seen in run_ranks(2, _c03_zeros, codec):
+        for gradient, weight in seen[:3]:
+            assert not gradient.any()
+            assert not weight.any()
+        assert torch.allclose(seen[3][0], torch.ones(64, 64), rtol=0.01)
+
+
+def _c03_rows(rank, world_size):
+    model, _, script = wrap(Given((8, 4)), everything("onebit"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    wanted = torch.zeros(8, 4)
+    wanted[:4] = 1.0
+    path = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        model([wanted]).backward()
+        optimizer.step()
+        path.append(next(model.parameters()).detach().clone())
+    assert not script.errors
+    return torch.stack(path)
+
+
+def test_c03_rows_without_gradient_are_not_pushed_around():
+    for path in run_ranks(2, _c03_rows):
+        idle = path[:, 4:].abs().flatten(1).amax(dim=1)
+        assert float(idle.max()) <= 0.02
+        assert float(idle[100:].max()) <= float(idle[:100].max()) + 1e-6
+        assert torch.allclose(path[-1, :4], torch.full((4, 4), -2.0), rtol=0, atol=0.02)
+
+
+class Heads(nn.Module):
+    """A body and three heads, of which a forward uses one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Linear(6, 40)
+        self.heads = nn.ModuleList(nn.Linear(40, 30) for _ in range(3))
+
+    def forward(self, data, head):
+        return self.heads[head](self.body(data))
+
+
+def _c09(rank, world_size):
+    hooked, _, script = wrap(Heads(), everything("onebit"), find_unused_parameters=True, bucket_cap_mb=0.002)
+    plain = DistributedDataParallel(Heads(), find_unused_parameters=True, bucket_cap_mb=0.002)
+    generator = torch.Generator().manual_seed(rank)
+    gradients = []
+    for model in (hooked, plain):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6, generator=generator), rank).square().mean().backward()
+            optimizer.step()
+        gradients.append({name: parameter.grad for name, parameter in model.module.named_parameters()})
+    assert not script.errors
+    assert replicas_equal(hooked)
+    unused = [dict(model.module.named_parameters())["heads.2.weight"].detach() for model in (hooked, plain)]
+    return gradients, torch.equal(*unused)
+
+
+def test_c09_parameters_that_some_or_no_ranks_use():
+    results = run_ranks(2, _c09)
+    for (hooked, plain), is_unused_equal in results:
+        assert is_unused_equal
+        assert [name for name in hooked if hooked[name] is None] == [name for name in plain if plain[name] is None]
+        assert hooked["heads.2.weight"] is None
+        for name, gradient in hooked.items():
+            if gradient is not None:
+                assert torch.equal(gradient, results[0][0][0][name])
+                assert gradient.any()
+
+
+def _c09_frozen(rank, world_size):
+    module = nn.Linear(3, 3)
+    module.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
+        wrap(module, everything("onebit"))
+    return True
+
+
+def test_c09_frozen_model_gets_a_plain_message():
+    assert run_ranks(1, _c09_frozen) == [True]
+
+
+def _c19(rank, world_size):
+    plans = ["none", "bf16", "int8", "onebit", "none"]
+    switches = {1 + 3 * i: (everything(name), "drop" if i == 4 else "carry") for i, name in enumerate(plans)}
+    model, _, script = wrap(Given((4, 4)), Plan(), switches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        model([torch.full((4, 4), 2.0 if rank == 0 else 4.0)]).backward()
+        seen.append(gradients_of(model)[0])
+        optimizer.step()
+    assert not script.errors
+    assert replicas_equal(model)
+    return torch.stack(seen)
+
+
+def test_c19_every_codec_averages_once():
+    for seen in run_ranks(2, _c19):
+        assert (seen[:3] == 3.0).all()
+        assert torch.allclose(seen, torch.full_like(seen, 3.0), rtol=0.01)
+        assert torch.allclose(seen.flatten(1).norm(dim=1), torch.full((15,), 12.0), rtol=0.01)
+        assert (seen[-3:] == 3.0).all()
+
+
+def _c20(rank, world_size):
+    wanted = torch.tensor([1.0, 0.1, 0.01, 0.001])
+    switches = {501: (Plan(), "carry"), 511: (everything("onebit"), "carry")}
+    model, exchange, script = wrap(Given((4,)), everything("onebit"), switches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    seen = []
+    for _ in range(520):
+        optimizer.zero_grad()
+        model([wanted]).backward()
+        seen.append(gradients_of(model)[0].double())
+        optimizer.step()
+    assert not script.errors
+    assert not exchange.is_settling
+    return torch.stack(seen), script.flushes
+
+
+def test_c20_error_feedback_is_real_and_survives_the_switch():
+    wanted = torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64)
+    for seen, flushes in run_ranks(2, _c20, timeout=120):
+        assert torch.allclose(seen[:500].mean(dim=0), wanted, rtol=0, atol=0.01)
+        assert torch.allclose(seen[:510].sum(dim=0), 510 * wanted, rtol=0, atol=1e-3)
+        ((_, _, norm),) = flushes
+        assert norm > 0.5
+        normal = float(seen[:500].norm(dim=1).max())
+        assert float(seen[510:].norm(dim=1).max()) <= 2 * normal
