@@ -1,3 +1,5 @@
+import math
+
 import torch
 from gradwire_compression.buckets import pack
 from gradwire_compression.codecs.base import ScaledCodec
@@ -55,5 +57,5 @@ def test_parts_hold_all_blocks_and_stay_within_their_size(num_blocks, world_size
     assert num_parts * world_size * shard_blocks >= num_blocks
     assert shard_blocks <= 1 or world_size * codec.wire_bytes(shard_blocks) <= MAX_PART_BYTES
     if num_parts > 1:
-        fewer = -(-(-(-num_blocks // world_size)) // (num_parts - 1))
+        fewer = math.ceil(math.ceil(num_blocks / world_size) / (num_parts - 1))
         assert world_size * codec.wire_bytes(fewer) > MAX_PART_BYTES

@@ -32,7 +32,7 @@ def test_plan_hash_is_exact_in_float64_and_the_same_in_another_process():
     number = plan.hash()
     assert 0 < number < 2**48
     assert int(float(number)) == number
-    code = "import sys, json; from gradwire_compression import Plan; print(Plan.from_dict(json.loads(sys.argv[1])).hash())"
+    code = "import sys, json, gradwire_compression as g; print(g.Plan.from_dict(json.loads(sys.argv[1])).hash())"
     answer = subprocess.run(
         [sys.executable, "-c", code, json.dumps(plan.to_dict())], capture_output=True, text=True, check=True
     )
@@ -93,7 +93,7 @@ class MySGD(torch.optim.SGD):
 
 @pytest.mark.parametrize("optimizer_class", ["Adam", "AdamW", "my.SGD", None])
 def test_onebit_is_refused_where_it_is_not_known_to_be_safe(optimizer_class):
-    with pytest.raises(PlanError, match="onebit is not safe under .*accepted for SGD only; use int8"):
+    with pytest.raises(PlanError, match=r"onebit is not safe under .*accepted for SGD only; use int8"):
         check_optimizer(Plan(codec="onebit"), optimizer_class)
     check_optimizer(Plan(codec="onebit", force=True), optimizer_class)
     check_optimizer(Plan(codec="int8"), optimizer_class)
