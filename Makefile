@@ -27,7 +27,7 @@ check: $(INSTALLED) ## Lint, format, types, one-way imports, deployment files, d
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples bench
+	$(BIN)/mypy examples bench docs
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/house
 	@if docker compose version >/dev/null 2>&1; then docker compose config --quiet; fi
