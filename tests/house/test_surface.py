@@ -6,6 +6,26 @@ import inspect
 import pytest
 
 SURFACE = {
+    "gradwire_compression": {
+        "BucketTiming",
+        "CompressionError",
+        "Decision",
+        "Exchange",
+        "ExchangeError",
+        "HookTakenError",
+        "Observer",
+        "Plan",
+        "PlanError",
+        "PlanMismatchError",
+        "Prepared",
+        "Silence",
+        "StateError",
+        "SwitchReport",
+        "ddp",
+        "notes",
+        "optimizer_class_name",
+        "registry",
+    },
     "gradwire": {"AttachError", "GradwireError", "PlanMismatchError", "Session", "SettingError", "attach"},
 }
 
