@@ -19,7 +19,7 @@ class Batch(Struct, kw_only=True):
     model: str
     node: int
     number: int
-    # Records this stream had to drop so far because its spool was full.
+    # Measurements this stream had to drop so far: windows and events count one each, metrics value by value.
     num_dropped: int = 0
     records: tuple[Record, ...]
 

@@ -37,6 +37,7 @@ _READ_BYTES = 256 * 1024
 # Longest sleep: what was put without a wake-up, if ever, is seen after it.
 _LONGEST_SLEEP_SECONDS = 1.0
 _ERROR_PAUSE_SECONDS = 0.1
+_LAST_READ_SECONDS = 0.5
 _SEVERITY = {"finished": 0, "interrupted": 1, "failed": 2}
 
 
@@ -122,8 +123,14 @@ class Hub(threading.Thread):
 
     def _turn(self) -> None:
         due_at = min(self._collector.next_due_at, self._finish_at)
-        sleep_seconds = min(max(due_at - time.monotonic(), 0.0), _LONGEST_SLEEP_SECONDS)
-        for key, _ in self._selector.select(sleep_seconds):
+        self._hear(min(max(due_at - time.monotonic(), 0.0), _LONGEST_SLEEP_SECONDS))
+        self._take_own()
+        self._collector.tick(time.monotonic())
+
+    def _hear(self, timeout_seconds: float) -> bool:
+        """Serve who has something to say within the time-out; return whether anybody had."""
+        ready = self._selector.select(timeout_seconds)
+        for key, _ in ready:
             if key.fileobj is self._wake_reader:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_reader.recv(4096)
@@ -131,8 +138,7 @@ class Hub(threading.Thread):
                 self._accept()
             else:
                 self._read(key.data)
-        self._take_own()
-        self._collector.tick(time.monotonic())
+        return bool(ready)
 
     def _take_own(self) -> None:
         now = time.monotonic()
@@ -241,6 +247,10 @@ class Hub(threading.Thread):
         peer.connection.close()
 
     def _wind_up(self) -> None:
+        # What siblings sent in time and nobody read yet.
+        deadline = time.monotonic() + _LAST_READ_SECONDS
+        while self._hear(0.0) and time.monotonic() < deadline:
+            continue
         self._take_own()
         self._collector.tick(math.inf)
         if self._ended is not None:
