@@ -35,7 +35,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-DESKTOP, PHONE = (1280, 800), (390, 844)
+DESKTOP, LIST, PHONE = (1280, 960), (1280, 640), (390, 844)
 START_SECONDS, CHART_SECONDS = 60.0, 30.0
 
 
@@ -156,7 +156,6 @@ class Camera:
         theme: str = "light",
         language: str = "en",
         whole: bool = False,
-        anchor: str = "",
     ) -> None:
         """Write one picture.
 
@@ -167,7 +166,6 @@ class Camera:
             theme: "light" or "dark".
             language: "en" or "zh".
             whole: Show the page to its end with all charts, not the window alone.
-            anchor: A part of the page to scroll to.
         """
         self._story.tick()
         context = self._context(size, theme, language)
@@ -176,10 +174,8 @@ class Camera:
         # The first visit tells the server the reader's time zone.
         page.reload()
         page.locator("#liveness[data-state=live]").wait_for(timeout=10_000)
-        if whole or anchor:
+        if whole:
             self._draw_charts(page)
-        if anchor:
-            page.locator(f"#{anchor}").evaluate("part => part.scrollIntoView({block: 'start'})")
         page.screenshot(path=self._folder / f"{name}.png", full_page=whole)
         context.close()
 
@@ -205,15 +201,14 @@ def take_all(story: Story, camera: Camera) -> None:
     run = f"/runs/{story.main.run_id}"
     camera.take("run-worth-it", run)
     story.turn_on()
-    for theme in ("light", "dark"):
-        for language in ("en", "zh"):
-            camera.take(f"runs-{language}-{theme}", "/", theme=theme, language=language)
-            camera.take(f"run-{language}-{theme}", run, theme=theme, language=language)
-    camera.take("run-whole-en-light", run, whole=True)
-    camera.take("run-whole-zh-dark", run, theme="dark", language="zh", whole=True)
-    camera.take("run-phone-en-light", run, size=PHONE)
+    for language, suffix in (("en", ""), ("zh", "-zh")):
+        for theme, ending in (("light", ""), ("dark", "-dark")):
+            camera.take(f"runs{suffix}{ending}", "/", size=LIST, theme=theme, language=language)
+            camera.take(f"run{suffix}{ending}", run, theme=theme, language=language)
+    camera.take("run-whole", run, whole=True)
+    camera.take("run-phone", run, size=PHONE)
     camera.take("run-phone-zh-dark", run, size=PHONE, theme="dark", language="zh")
-    camera.take("runs-phone-en-light", "/", size=PHONE)
+    camera.take("runs-phone", "/", size=PHONE)
     story.roll_back()
     camera.take("run-rolled-back", run)
 

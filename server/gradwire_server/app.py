@@ -123,7 +123,12 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_unforeseen(request: Request, error: Exception) -> Response:
     """Answer what no handler foresaw; Starlette calls this outside all middleware and then logs the traceback."""
     status, detail = error_detail(error)
-    return error_answer(status, detail, {name.decode(): value.decode() for name, value in HEADERS})
+    guards = {name.decode(): value.decode() for name, value in HEADERS}
+    if not wants_page(request):
+        return error_answer(status, detail, guards)
+    page = await error_page(request, status, detail)
+    page.headers.update(guards)
+    return page
 
 
 async def _answer_validation(request: Request, error: Exception) -> Response:

@@ -76,7 +76,7 @@ def test_everything_works_without_javascript(chromium: Browser, server: ServerPr
         person.see("Worth it.")
         page.locator("#codec-int8").check()
         page.get_by_role("button", name="Apply").click()
-        expect(page.locator("h2.question")).to_contain_text("Turn on int8 on 2 processes?")
+        expect(page.locator("h1.question")).to_contain_text("Turn on int8 on 2 processes?")
         page.get_by_role("button", name="Turn on").click()
         page.wait_for_url(f"**/runs/{replay.run_id}")
         page.locator("#rollback").click()

@@ -3,6 +3,7 @@
 import pytest
 from gradwire_protocol.records import Refusal
 from gradwire_server.pages.sentences.change import last_change, question, refusal, rollback_line, state_line
+from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import CodecChoice, RunView, StatusView
 from made_view import NOW, chinese, compressed_view, directive_view, english, plain, run_view
 
@@ -30,7 +31,7 @@ def test_requested_names_author_and_time() -> None:
     view = compressed_view(last_change=directive_view(state="requested", requested_at=NOW))
     assert line(view) == (
         "Rollback requested by Ada at 14:02:07 UTC. Waiting for the training to answer.",
-        "Ada于 14:02:07 UTC 发起回滚，等待训练端响应。",
+        "Ada 于 14:02:07 UTC 发起回滚，等待训练端响应。",
     )
 
 
@@ -127,7 +128,7 @@ def test_last_change_says_who_what_when_and_how_many_confirmed() -> None:
         "int8 on all 8 GPUs since step 41 207, 0.9 s after the click. Reason: 43 % waiting."
     )
     assert plain(last_change(chinese(), view)) == (
-        "Ada于 14:02:04 UTC 请求切换到 int8。"
+        "Ada 于 14:02:04 UTC 请求切换到 int8。"
         "自第 41207 步起，8 张卡全部使用 int8，距点击 0.9 秒。原因：43 % waiting。"
     )
 
@@ -145,21 +146,26 @@ def test_every_state_of_every_kind_has_a_sentence_of_its_own(kind: str, state: s
     assert texts[0] != texts[1]
 
 
+def asked(words: Wording, view: RunView, choice: CodecChoice) -> str:
+    said = question(words, view, choice)
+    return plain(words.join((said.asked, said.details)))
+
+
 def test_question_names_codec_ranks_speed_and_memory() -> None:
     view = run_view(summary={"world_size": 128})
     choice = view.codecs[1]
-    assert plain(question(english(), view, choice)) == (
+    assert asked(english(), view, choice) == (
         "Turn on int8 on 128 GPUs? Expected 1.3× the speed; 1.20 GB more memory per GPU. "
         "Goes back by itself if the loss or a gradient stops being a finite number."
     )
-    assert plain(question(chinese(), view, choice)) == (
+    assert asked(chinese(), view, choice) == (
         "在 128 张卡上开启 int8 压缩？预计速度 1.3 倍；每张卡多占 1.20 GB 显存。损失或梯度出现非有限值时自动回滚。"
     )
 
 
 def test_question_leaves_out_what_is_not_known() -> None:
     choice = CodecChoice(name="bf16", bits_per_element=16.0)
-    text = question(english(), run_view(summary={"device": "cpu", "world_size": 2}), choice)
+    text = asked(english(), run_view(summary={"device": "cpu", "world_size": 2}), choice)
     assert text.startswith("Turn on bf16 on 2 processes? Goes back")
 
 

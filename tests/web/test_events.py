@@ -55,7 +55,7 @@ def test_kinds_are_told_in_sentences() -> None:
     assert text("attempt_ended") == "Training failed. OSError"
     assert text("requested", kind="rollback") == "Ada asked for a rollback (change 3)."
     assert text("switched", is_rollback=True, cause="guard", reason="loss is NaN") == (
-        "All 8 processes rolled back to uncompressed. Done automatically. loss is NaN"
+        "All 8 processes rolled back to uncompressed. Done automatically. Reason: loss is NaN."
     )
     assert text("refused") == "Change 3 was refused. node-02: out of memory"
     assert text("baseline", name=None) == "Ada took the baseline back."

@@ -80,7 +80,7 @@ def test_compression_now_names_method_ranks_and_step() -> None:
 
 def test_trust_line_tells_age_nodes_cost_and_losses() -> None:
     assert [plain(part) for part in trust(english(), run_view())] == [
-        "Data 1.2 s old",
+        "Data 1 s old",
         "2 of 2 nodes reporting",
         "Gradwire itself takes 0.2 % of a step",
     ]

@@ -224,6 +224,18 @@ def test_errors_are_pages_for_people_and_json_for_programs(browser: httpx.Client
     assert "这里什么也没有" in visible_text(chinese.text)
 
 
+def test_an_unforeseen_error_is_a_page_without_details(server: InsideServer, browser: httpx.Client) -> None:
+    def fail() -> None:
+        raise RuntimeError("secret details")
+
+    server.app.add_api_route("/broken", fail)
+    answer = browser.get("/broken")
+    assert answer.status_code == 500
+    assert "Something went wrong here" in visible_text(answer.text)
+    assert "secret" not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
 def test_a_form_that_is_too_large_is_refused(browser: httpx.Client, run: AgentStream) -> None:
     answer = browser.post(f"/runs/{run.run}/reason", data={"revision": "1", "reason": "x" * 40_000})
     assert answer.status_code == 413

@@ -71,6 +71,12 @@ def test_without_a_baseline_there_is_no_evidence_and_that_is_not_healthy() -> No
     )
 
 
+def test_no_baseline_is_advised_where_no_run_could_be_one() -> None:
+    view = QualityView(state="no_evidence", reason="no_baseline")
+    said = quality(english(), view, can_choose=False)
+    assert said.evidence == "No baseline is chosen. This does not mean quality is fine."
+
+
 def test_every_reason_for_no_evidence_is_told_apart() -> None:
     texts = {
         both(QualityView(state="no_evidence", reason=reason))[0][1]

@@ -6,6 +6,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from gradwire_protocol import routes
 from gradwire_protocol.messages import Directive, ErrorDetail
+from sqlalchemy.exc import SQLAlchemyError
 
 from gradwire_server.access.actors import Actor, reader
 from gradwire_server.answers import error_headers
@@ -42,7 +43,7 @@ async def error_page(request: Request, status: int, detail: ErrorDetail) -> Resp
 async def _actor(request: Request) -> Actor | None:
     try:
         return await reader(request)
-    except ServiceError:
+    except (ServiceError, SQLAlchemyError):
         return None
 
 
@@ -58,7 +59,7 @@ class Told:
 def explain(words: Wording, status: int, detail: ErrorDetail) -> Told:
     """Return what to say; a message of the service stands as it is where the page has no words of its own."""
     if status == 401:
-        text = words.say("Open the link that the server printed when it started. This command prints a new one:")
+        text = words.say("Open a login link. On the server's machine this command prints one:")
         return Told(words.say("Sign in with a link"), (text,), "gradwire-server login-link")
     if detail.code == "conflict":
         return Told(words.say("Somebody else was faster"), (_conflict(words, detail.current),))

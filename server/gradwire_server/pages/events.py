@@ -65,7 +65,8 @@ def _switched(words: Wording, data: Data, device: str) -> str:
     else:
         text = words.say("All {ranks} switched to {codec}.", **values)
     cause = {"local": words.say("Asked for on a node."), "guard": words.say("Done automatically.")}
-    return words.join((text, cause.get(data["cause"], ""), data["reason"]))
+    reason = words.say("Reason: {reason}.", reason=data["reason"].rstrip(".。")) if data["reason"] else ""
+    return words.join((text, cause.get(data["cause"], ""), reason))
 
 
 def _refused(words: Wording, data: Data, device: str) -> str:

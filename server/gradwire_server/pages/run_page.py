@@ -62,7 +62,7 @@ def _reason_revision(view: RunView) -> int | None:
 
 def _figures(words: Wording, view: RunView) -> list[Fact]:
     ended = view.summary.status.name in change.ENDED_STATES
-    drift = quality.quality(words, view.quality)
+    drift = quality.quality(words, view.quality, can_choose=bool(view.baseline_choices))
     return [
         Fact(
             words.say("Ended") if ended else words.say("Finish date"),

@@ -112,13 +112,13 @@ class Wording:
         milliseconds = 1000 * seconds
         return f"{self.number(milliseconds, 0 if milliseconds >= 100 else 1)}{THIN}ms"
 
-    def seconds(self, seconds: float) -> str:
-        """Return a time of some seconds: one digit after the point below ten."""
-        return self.say("{number}\u202fs", number=self.number(seconds, 1 if seconds < 9.95 else 0))
+    def seconds(self, seconds: float, digits: int = 1) -> str:
+        """Return a time of some seconds, with digits after the point below ten."""
+        return self.say("{number}\u202fs", number=self.number(seconds, digits if seconds < 9.95 else 0))
 
-    def duration(self, seconds: float) -> str:
-        """Return a time in the largest unit that leaves at least two of it."""
-        return self._in_unit(seconds, duration_unit(seconds))
+    def duration(self, seconds: float, digits: int = 1) -> str:
+        """Return a time in the largest unit that leaves at least two of it; few seconds with digits."""
+        return self._in_unit(seconds, duration_unit(seconds), digits)
 
     def durations(self, one: float, other: float) -> tuple[str, str, str] | None:
         """Return two times in the largest unit that tells them apart, and the second as a mere number.
@@ -131,7 +131,7 @@ class Wording:
                 return self._in_unit(one, unit), self._in_unit(other, unit), self.number(round(other / unit))
         return None
 
-    def _in_unit(self, seconds: float, unit: float) -> str:
+    def _in_unit(self, seconds: float, unit: float, digits: int = 1) -> str:
         count = round(seconds / unit)
         if unit == DAY:
             return self.say_many("{count} day", "{count} days", count)
@@ -139,7 +139,7 @@ class Wording:
             return self.say_many("{count} hour", "{count} hours", count)
         if unit == MINUTE:
             return self.say_many("{count} minute", "{count} minutes", count)
-        return self.seconds(seconds)
+        return self.seconds(seconds, digits)
 
     def bytes(self, count: float) -> str:
         """Return a number of bytes in decimal units, as links are sold."""

@@ -1,5 +1,7 @@
 """What became of a change: the line below the rollback button, the last change, the question before turning on."""
 
+from dataclasses import dataclass
+
 from gradwire_protocol.codecs import CATALOGUE
 
 from gradwire_server.pages.wording import Wording
@@ -170,18 +172,26 @@ def _asked(words: Wording, change: DirectiveView) -> str:
     return "" if change.state in OPEN_STATES else words.say("{who} rolled back at {time}.", **values)
 
 
-def question(words: Wording, view: RunView, choice: CodecChoice) -> str:
+@dataclass(frozen=True)
+class Question:
+    """What is asked before compression is turned on, and what to know for the answer."""
+
+    asked: str
+    details: str
+
+
+def question(words: Wording, view: RunView, choice: CodecChoice) -> Question:
     """Return what is asked before compression is turned on."""
-    parts = [
-        words.say(
-            "Turn on {codec} on {ranks}?",
-            codec=choice.name,
-            ranks=words.ranks(view.summary.world_size, view.summary.device),
+    ranks = words.ranks(view.summary.world_size, view.summary.device)
+    return Question(
+        words.say("Turn on {codec} on {ranks}?", codec=choice.name, ranks=ranks),
+        words.join(
+            (
+                _expectation(words, view, choice),
+                words.say("Goes back by itself if the loss or a gradient stops being a finite number."),
+            )
         ),
-        _expectation(words, view, choice),
-        words.say("Goes back by itself if the loss or a gradient stops being a finite number."),
-    ]
-    return words.join(parts)
+    )
 
 
 def _expectation(words: Wording, view: RunView, choice: CodecChoice) -> str:

@@ -14,14 +14,22 @@ class Quality:
     evidence: str
 
 
-def quality(words: Wording, view: QualityView) -> Quality:
-    """Return the state with the numbers it rests on and what follows from it."""
+def quality(words: Wording, view: QualityView, *, can_choose: bool = True) -> Quality:
+    """Return the state with the numbers it rests on and what follows from it.
+
+    Args:
+        words: Of the reader.
+        view: What is known.
+        can_choose: There is a run that could be the baseline.
+    """
     evidence = {
         "within_limit": _within_limit,
         "breach": _breach,
         "cannot_tell": _cannot_tell,
         "no_evidence": _no_evidence,
     }[view.state](words, view)
+    if view.reason == "no_baseline" and can_choose:
+        evidence = words.join((evidence, words.say("Choose a baseline.")))
     return Quality(state(words, view), evidence)
 
 
@@ -79,8 +87,7 @@ def _no_evidence(words: Wording, view: QualityView) -> str:
         "too_few_checks": words.say("There are too few checks so far."),
         "no_common_steps": words.say("The baseline and this run were never checked at the same step."),
     }
-    advice = words.say("Choose a baseline.") if view.reason == "no_baseline" else ""
-    return words.join((cause.get(view.reason, ""), words.say("This does not mean quality is fine."), advice))
+    return words.join((cause.get(view.reason, ""), words.say("This does not mean quality is fine.")))
 
 
 def _checks(words: Wording, view: QualityView) -> str:

@@ -50,7 +50,7 @@ def trust(words: Wording, view: RunView) -> list[str]:
 def _reports(words: Wording, view: TrustView) -> tuple[str, str]:
     if view.age_seconds is None:
         return words.say("No data so far"), ""
-    age = words.say("Data {age} old", age=words.duration(max(0.0, view.age_seconds)))
+    age = words.say("Data {age} old", age=words.duration(max(0.0, view.age_seconds), digits=0))
     reporting = words.say_many(
         "{reporting} of {count} node reporting",
         "{reporting} of {count} nodes reporting",
