@@ -76,14 +76,11 @@ class Exchange:
         self._optimizer_class = optimizer_class
         self._observer = GuardedObserver(observer)
         self._clock = clock
-        self._is_own_group = lane_group is None and self.world_size > 1
-        self._ranks = Ranks(
-            compat.new_side_group(group) if self._is_own_group else lane_group,
-            dist.get_rank(group),
-            self.world_size,
-        )
         if self.world_size == 1:
-            self._ranks = replace(self._ranks, group=None)
+            lane_group = None
+        elif lane_group is None:
+            lane_group = compat.new_side_group(group)
+        self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size)
         self._lane: Lane | None = None
         self._is_closed = False
         self._shapes: dict[int, BucketShape] = {}
@@ -199,8 +196,8 @@ class Exchange:
         if self._lane is not None:
             self._lane.close()
             self._lane = None
-        if self._is_own_group and self._ranks.group is not None:
-            dist.destroy_process_group(self._ranks.group)
+        # A group made here stays until the process group ends: torch would give the next one the same name in the
+        # store, and its ranks would connect to addresses of the dead one.
         self._ranks = replace(self._ranks, group=None)
 
     def average(self, view: BucketView) -> Future[Tensor]:

@@ -201,6 +201,22 @@ def test_closed_exchange_averages_as_plain_ddp():
     assert run_ranks(2, _close) == [True, True]
 
 
+def _attach_again_and_again(rank, world_size):
+    means = []
+    for number in range(4):
+        model, exchange, script = wrap(Given(*SHAPES), everything("int8"))
+        model([torch.full(shape, 1.0 + rank + number) for shape in SHAPES]).backward()
+        means.append(float(gradients_of(model)[0].mean()))
+        exchange.close()
+        assert not script.errors
+    return means
+
+
+def test_exchanges_can_follow_each_other_in_one_process():
+    for means in run_ranks(2, _attach_again_and_again):
+        assert means == pytest.approx([1.5, 2.5, 3.5, 4.5], rel=0.01)
+
+
 def _resume(rank, world_size):
     """Steps in one exchange against the same steps with a change of exchange in the middle."""
     generator = torch.Generator().manual_seed(rank)
