@@ -68,7 +68,7 @@ def demonstrate(options: argparse.Namespace, stack: ExitStack) -> int:
     folder = data_folder(stack, options.data)
     server = stack.enter_context(Server(folder))
     progress.say(f"log in at {server.login_link}")
-    progress.say(f"link: {ground.note}" + (f" ({reason})" if reason else ""))
+    progress.say(f"link: {ground.link}" + (f" ({reason})" if reason else ""))
     ranks = stack.enter_context(Ranks(ground, server, folder, steps=options.steps))
     story = Story(server, progress, Schedule.of(options.steps, rolls_back=options.exit), num_ranks=NUM_RANKS)
     if train(ranks, story, progress):
@@ -77,7 +77,7 @@ def demonstrate(options: argparse.Namespace, stack: ExitStack) -> int:
     if not options.exit:
         progress.say("training has ended; the server stays until Ctrl-C")
         signal.pause()
-    figures = report.summarise(server, story, num_ranks=NUM_RANKS, link=ground.note)
+    figures = report.summarise(server, story, num_ranks=NUM_RANKS, link=ground.link)
     print(json.dumps(figures), flush=True)
     return 0
 

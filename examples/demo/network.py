@@ -40,6 +40,7 @@ class Ground:
 
     # Comes before the command; empty on plain loopback.
     prefix: tuple[str, ...]
+    # What the run's page says beside the link's speed.
     note: str
 
     @property
@@ -47,8 +48,13 @@ class Ground:
         """Whether ranks get namespaces and links."""
         return bool(self.prefix)
 
+    @property
+    def link(self) -> str:
+        """The link between the ranks in a few words."""
+        return f"1 Gbit/s, {self.note}" if self.is_shaped else self.note
 
-NAMESPACES = Ground(("unshare", "--net", "--"), "1 Gbit/s, shaped by tbf between network namespaces of one machine")
+
+NAMESPACES = Ground(("unshare", "--net", "--"), "shaped by tbf between network namespaces of one machine")
 USER_NAMESPACES = Ground(("unshare", "--user", "--map-root-user", "--net", "--"), NAMESPACES.note)
 LOOPBACK = Ground((), "unshaped")
 
