@@ -43,6 +43,7 @@ def _apply_switched(connection: Connection, ref: ModelRef, result: Switched, now
         return False
     directive = _directive(connection, ref, result.revision)
     author = "" if directive is None else directive["author"]
+    revision = _change_model(connection, ref, result, now)
     append_event(
         connection,
         ref.run,
@@ -56,7 +57,7 @@ def _apply_switched(connection: Connection, ref: ModelRef, result: Switched, now
         message=_switched_message(result, author),
         data={
             "epoch": result.epoch,
-            "revision": result.revision,
+            "revision": revision if result.revision is None else result.revision,
             "codec": result.plan.codec,
             "cause": result.cause,
             "is_rollback": result.is_rollback,
@@ -70,7 +71,6 @@ def _apply_switched(connection: Connection, ref: ModelRef, result: Switched, now
     if directive is not None:
         answer = {"state": "applied", "applied_step": result.step, "num_ranks_confirmed": result.num_ranks}
         _answer(connection, directive, {**answer, "answered_at": now})
-    _change_model(connection, ref, result, now)
     return True
 
 
@@ -81,14 +81,15 @@ def _switched_message(result: Switched, author: str) -> str:
     return f"{text}: {result.reason}" if result.reason else f"{text}."
 
 
-def _change_model(connection: Connection, ref: ModelRef, result: Switched, now: float) -> None:
+def _change_model(connection: Connection, ref: ModelRef, result: Switched, now: float) -> int | None:
+    """Make the switch the model's present state; return its revision, None if the model has moved on."""
     key = (models.c.run == ref.run, models.c.name == ref.model)
     current = connection.execute(select(models).where(*key)).one_or_none()
     if current is None or current.attempt != ref.attempt or result.epoch <= current.epoch:
-        return
+        return None
     plan = msgspec.to_builtins(result.plan)
     # A switch that nobody here asked for takes a revision of its own, so that a page made before it is stale.
-    revision = current.revision if result.cause == "directive" else current.revision + 1
+    revision: int = current.revision if result.cause == "directive" else current.revision + 1
     connection.execute(
         update(models)
         .where(*key)
@@ -113,6 +114,7 @@ def _change_model(connection: Connection, ref: ModelRef, result: Switched, now: 
             after=after,
             reason=result.reason,
         )
+    return revision
 
 
 def _apply_refused(connection: Connection, ref: ModelRef, result: Refused, now: float) -> bool:
