@@ -19,6 +19,7 @@ has_venv() { "$python" -c 'import ensurepip, venv'; }
 has_compiler() { printf '#include <Python.h>\n' | cc -fsyntax-only -I"$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')" -x c -; }
 has_shaping() { command -v ip && command -v tc && command -v unshare; }
 has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+has_prometheus() { command -v prometheus && command -v promtool; }
 has_chinese_font() { command -v fc-list && [ -n "$(fc-list :lang=zh-cn)" ]; }
 
 for purpose in "$@"; do
@@ -32,6 +33,7 @@ for purpose in "$@"; do
       ;;
     test)
       need "chromium" "browser tests are skipped" has_chromium
+      need "prometheus" "tests against a real Prometheus are skipped" has_prometheus
       need "fontconfig fonts-noto-cjk" "the test that Chinese glyphs are drawn is skipped" has_chinese_font
       ;;
     *)

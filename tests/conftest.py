@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-MUST_RUN = ("browser", "distributed", "netns")
+MUST_RUN = ("browser", "distributed", "netns", "prometheus")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -140,6 +140,7 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.prometheus
 def test_rules_are_accepted_by_promtool() -> None:
     promtool("check", "rules", Path(str(RULES)))
 
@@ -202,6 +203,7 @@ tests:
 """
 
 
+@pytest.mark.prometheus
 def test_rules_form_the_ratios_and_alerts_that_they_say(tmp_path: Path) -> None:
     path = tmp_path / "rules_test.yml"
     path.write_text(RULES_TEST.replace("RULES", json.dumps(str(RULES)), 1))
@@ -250,6 +252,7 @@ def ask(prometheus: httpx.Client, query: str) -> float | None:
     return None
 
 
+@pytest.mark.prometheus
 def test_real_prometheus_forms_the_communication_compute_ratio(
     server: ServerProcess, prometheus: httpx.Client
 ) -> None:
