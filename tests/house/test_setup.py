@@ -74,6 +74,7 @@ def test_missing_packages_are_named_with_what_goes_on_without_them(bare_path: Pa
     assert outcome.stdout.splitlines() == [
         "Missing: iproute2 util-linux. Without it the demo trains over plain loopback, and says so.",
         "Missing: chromium. Without it browser tests are skipped.",
+        "Missing: prometheus. Without it tests against a real Prometheus are skipped.",
         "Missing: fontconfig fonts-noto-cjk. Without it the test that Chinese glyphs are drawn is skipped.",
     ]
 
@@ -85,7 +86,7 @@ def test_root_with_apt_refreshes_the_lists_and_installs(bare_path: Path) -> None
     update, install = (bare_path / "calls").read_text().splitlines()
     assert update.split()[0] == "update"
     assert install.split()[0] == "install"
-    assert install.split()[-3:] == ["chromium", "fontconfig", "fonts-noto-cjk"]
+    assert install.split()[-4:] == ["chromium", "prometheus", "fontconfig", "fonts-noto-cjk"]
 
 
 def test_failing_apt_is_told_and_does_not_stop_the_rest(bare_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_failing_apt_is_told_and_does_not_stop_the_rest(bare_path: Path) -> None
 
 def test_complete_machine_is_left_alone(bare_path: Path) -> None:
     command_in(bare_path, "apt-get", f"touch {bare_path}/calls")
-    for command in ("chromium", "fc-list"):
+    for command in ("chromium", "prometheus", "promtool", "fc-list"):
         command_in(bare_path, command, "echo a-font")
     outcome = set_up(bare_path, "test")
     assert (outcome.returncode, outcome.stdout) == (0, "")
