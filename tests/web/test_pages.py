@@ -8,6 +8,7 @@ import httpx
 import pytest
 from agent_stream import AgentStream, losses, window
 from gradwire_protocol.records import Event
+from gradwire_server.pages import routes
 from page_text import read, visible_text
 from server_inside import InsideServer, inside_server
 
@@ -190,6 +191,20 @@ def test_list_names_every_run_with_its_answer(browser: httpx.Client, run: AgentS
     assert re.search(r'<polyline points="[\d., ]+">', html)
 
 
+def test_list_leads_to_older_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "NUM_RUNS", 2)
+    with inside_server(tmp_path) as server:
+        for name in ("first", "second", "third"):
+            stream(server, num_windows=1, run_name=name)
+        browser = server.browser("Ada")
+        newest = page(browser, "/")
+        link = re.search(r'href="(\?before=[^"]+)">Older runs', newest)
+        assert link is not None
+        oldest = page(browser, f"/{link[1]}")
+    assert ["third" in newest, "second" in newest, ">first<" in newest] == [True, True, False]
+    assert [">third<" in oldest, ">first<" in oldest, "Older runs" in oldest] == [False, True, False]
+
+
 def test_live_part_is_the_changing_part_of_the_page(browser: httpx.Client, run: AgentStream) -> None:
     html = page(browser, f"/runs/{run.run}")
     part = page(browser, f"/runs/{run.run}/live-part")
@@ -207,7 +222,9 @@ def test_one_of_several_models_is_shown_by_name(server: InsideServer, browser: h
     second = AgentStream(first.client, run=first.run, attempt=first.attempt, model="critic")
     second.begin(window(0))
     assert 'name="model" value="actor"' in page(browser, f"/runs/{first.run}")
-    assert 'name="model" value="critic"' in page(browser, f"/runs/{first.run}?model=critic")
+    critic = page(browser, f"/runs/{first.run}?model=critic")
+    assert 'name="model" value="critic"' in critic
+    assert 'href="?model=critic&amp;language=zh"' in critic
     assert browser.get(f"/runs/{first.run}?model=third", headers=BROWSER).status_code == 404
 
 

@@ -70,6 +70,7 @@ def render(
             say=words.say,
             say_many=words.say_many,
             language=words.language,
+            in_language=lambda code: f"?{request.url.include_query_params(language=code).query}",
             languages=tuple(languages().values()),
             zone=getattr(words.zone, "key", "UTC"),
             gap="" if words.language.code == "zh" else " ",

@@ -18,20 +18,20 @@ from gradwire_server.services import Services, services_of
 router = APIRouter(include_in_schema=False)
 Reader = Annotated[Actor, Depends(reader)]
 
-# Runs in the list.
+# Runs in the list; older ones are a link away.
 NUM_RUNS = 100
 
 
 @router.get("/")
-async def show_runs(request: Request, actor: Reader) -> Response:
-    """Show the newest runs."""
-    return await _runs(request, actor, "runs.html")
+async def show_runs(request: Request, actor: Reader, before: str | None = None) -> Response:
+    """Show the newest runs, or those older than the run `before`."""
+    return await _runs(request, actor, "runs.html", before)
 
 
 @router.get("/live-part")
-async def show_runs_part(request: Request, actor: Reader) -> Response:
+async def show_runs_part(request: Request, actor: Reader, before: str | None = None) -> Response:
     """Show the list alone, as it is now."""
-    return await _runs(request, actor, "runs_live.html")
+    return await _runs(request, actor, "runs_live.html", before)
 
 
 @router.get("/runs/{run}")
@@ -46,10 +46,12 @@ async def show_run_part(request: Request, run: str, actor: Reader, model: str | 
     return await _run(request, run, actor, "run_live.html", model)
 
 
-async def _runs(request: Request, actor: Actor, template: str) -> Response:
+async def _runs(request: Request, actor: Actor, template: str, before: str | None) -> Response:
     services, words = services_of(request), wording_of(request)
     summaries = await services.database.query(
-        lambda connection: run_summaries(connection, words.now, NUM_RUNS, server_started_at=services.started_at)
+        lambda connection: run_summaries(
+            connection, words.now, NUM_RUNS, before=before, server_started_at=services.started_at
+        )
     )
     return render(
         request,
@@ -58,6 +60,7 @@ async def _runs(request: Request, actor: Actor, template: str) -> Response:
         actor,
         here="runs",
         rows=rows(words, summaries),
+        older=summaries[-1].id if len(summaries) == NUM_RUNS else "",
         server=str(request.base_url).rstrip("/"),
         stream=routes.LIVE,
     )
