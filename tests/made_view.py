@@ -23,6 +23,25 @@ from msgspec.structs import replace
 # 2026-05-04 14:02:07 UTC, a Monday.
 NOW = 1_777_903_327.0
 
+LOOP = (
+    LoopStage(name="compute", seconds=0.150, share=0.375),
+    LoopStage(name="compress", seconds=0.0, share=0.0),
+    LoopStage(name="send", seconds=0.180, share=0.45, is_largest=True),
+    LoopStage(name="decompress", seconds=0.0, share=0.0),
+    LoopStage(name="update", seconds=0.030, share=0.075),
+)
+
+CODECS = (
+    CodecChoice(name="none", bits_per_element=32.0, extra_memory_bytes=0),
+    CodecChoice(
+        name="int8",
+        bits_per_element=8.0625,
+        extra_memory_bytes=1_200_000_000,
+        expected_speedup=1.3,
+    ),
+    CodecChoice(name="onebit", bits_per_element=1.016, refusal="not under AdamW", safe_alternative="int8"),
+)
+
 
 def english() -> Wording:
     return Wording(languages()["en"], NOW)
@@ -120,13 +139,7 @@ def run_view(**changes: Any) -> RunView:
         epoch=0,
         codec_since_step=0,
         num_ranks_confirmed=8,
-        loop=(
-            LoopStage(name="compute", seconds=0.150, share=0.375),
-            LoopStage(name="compress", seconds=0.0, share=0.0),
-            LoopStage(name="send", seconds=0.180, share=0.45, is_largest=True),
-            LoopStage(name="decompress", seconds=0.0, share=0.0),
-            LoopStage(name="update", seconds=0.030, share=0.075),
-        ),
+        loop=LOOP,
         step_seconds=measure(0.4),
         communication_compute_ratio=measure(1.26),
         throughput=measure(41_207.0),
@@ -146,16 +159,7 @@ def run_view(**changes: Any) -> RunView:
         finish_at=measure(NOW + 9 * 86400),
         last_change=None,
         trust=TrustView(age_seconds=1.2, num_nodes_reporting=2, num_nodes=2, agent_cost=measure(0.0021)),
-        codecs=(
-            CodecChoice(name="none", bits_per_element=32.0, extra_memory_bytes=0),
-            CodecChoice(
-                name="int8",
-                bits_per_element=8.0625,
-                extra_memory_bytes=1_200_000_000,
-                expected_speedup=1.3,
-            ),
-            CodecChoice(name="onebit", bits_per_element=1.016, refusal="not under AdamW", safe_alternative="int8"),
-        ),
+        codecs=CODECS,
         is_steered=True,
         backend="nccl",
         optimizer="AdamW",

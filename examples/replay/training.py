@@ -5,6 +5,7 @@ import random
 import time
 from dataclasses import dataclass
 
+import msgspec
 from gradwire_protocol.codecs import CATALOGUE
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import (
@@ -95,39 +96,13 @@ class Training:
 
     def window(self, first_step: int, node: int, codec: str, epoch: int, *, is_settling: bool) -> StepWindow:
         """Return one window of a node, with the noise of a real machine; the same one every time."""
-        chance = random.Random(f"{self.name} {first_step} {codec}")
-        # Windows vary, and so do stretches of them: neighbours on the network come and go.
-        busy = random.Random(f"{self.name} {first_step // 150}").gauss(0, 1)
-        noise = 1 + 0.035 * chance.gauss(0, 1) + 0.06 * busy
-        ratio = CATALOGUE[codec].bits_per_element / 32
-        transfer = self.transfer * (0.03 + 0.97 * ratio) * noise
-        encode = 0.0 if codec == "none" else CODEC_COST * self.transfer * 0.7
-        decode = 0.0 if codec == "none" else CODEC_COST * self.transfer * 0.3
-        backward = self.backward * (1 + 0.01 * chance.gauss(0, 1))
-        parts = {
-            "data_wait": self.data_wait,
-            "forward": self.forward,
-            "backward": backward,
-            "exposed_communication": transfer + self.straggler_wait,
-            "exposed_codec": encode + decode,
-            "optimizer": self.update,
-            "other": self.other,
-        }
-        step = sum(parts.values())
         num_rank_steps = STEPS_PER_WINDOW * self.ranks_per_node
-        seconds = PhaseSeconds(
-            step=step * num_rank_steps,
-            **{name: value * num_rank_steps for name, value in parts.items()},
-            exposed_transfer=transfer * num_rank_steps,
-            straggler_wait=self.straggler_wait * num_rank_steps,
-            overlapped=self.overlapped * ratio * num_rank_steps,
-            encode=encode * num_rank_steps,
-            decode=decode * num_rank_steps,
-            agent=0.0004 * num_rank_steps,
-        )
-        first = node * self.ranks_per_node
+        ratio = CATALOGUE[codec].bits_per_element / 32
         # Each rank sends and receives all shards but its own, twice.
-        sent = (self.world_size - 1) / self.world_size
+        sent_bytes = 2 * self.gradient_bytes * (self.world_size - 1) / self.world_size
+        seconds = self._seconds(first_step, codec, ratio)
+        step = seconds.step
+        first_rank = node * self.ranks_per_node
         return StepWindow(
             first_step=first_step,
             last_step=first_step + STEPS_PER_WINDOW - 1,
@@ -138,17 +113,44 @@ class Training:
             is_settling=is_settling,
             started_at=time.time(),
             wall_seconds=step * STEPS_PER_WINDOW,
-            seconds=seconds,
+            seconds=_times(seconds, num_rank_steps),
             step_seconds_min=0.97 * step,
             step_seconds_max=1.04 * step,
-            logical_bytes=int(2 * self.gradient_bytes * sent * num_rank_steps),
-            wire_bytes=int(2 * self.gradient_bytes * sent * ratio * num_rank_steps),
+            logical_bytes=int(sent_bytes * num_rank_steps),
+            wire_bytes=int(sent_bytes * ratio * num_rank_steps),
             samples=self.samples * num_rank_steps,
             tokens=self.tokens * num_rank_steps,
             ranks=tuple(
-                RankSums(rank=first + index, step_seconds=step * STEPS_PER_WINDOW)
+                RankSums(rank=first_rank + index, step_seconds=step * STEPS_PER_WINDOW)
                 for index in range(self.ranks_per_node)
             ),
+        )
+
+    def _seconds(self, first_step: int, codec: str, ratio: float) -> PhaseSeconds:
+        """Return the seconds of one step of one rank."""
+        chance = random.Random(f"{self.name} {first_step} {codec}")
+        # Windows vary, and so do stretches of them: neighbours on the network come and go.
+        busy = random.Random(f"{self.name} {first_step // 150}").gauss(0, 1)
+        transfer = self.transfer * (0.03 + 0.97 * ratio) * (1 + 0.035 * chance.gauss(0, 1) + 0.06 * busy)
+        codec_seconds = 0.0 if codec == "none" else CODEC_COST * self.transfer
+        parts = {
+            "data_wait": self.data_wait,
+            "forward": self.forward,
+            "backward": self.backward * (1 + 0.01 * chance.gauss(0, 1)),
+            "exposed_communication": transfer + self.straggler_wait,
+            "exposed_codec": codec_seconds,
+            "optimizer": self.update,
+            "other": self.other,
+        }
+        return PhaseSeconds(
+            step=sum(parts.values()),
+            **parts,
+            exposed_transfer=transfer,
+            straggler_wait=self.straggler_wait,
+            overlapped=self.overlapped * ratio,
+            encode=0.7 * codec_seconds,
+            decode=0.3 * codec_seconds,
+            agent=0.0004,
         )
 
     def losses(self, first_step: int, codec: str) -> Points:
@@ -168,3 +170,9 @@ class Training:
         harm = 0.0 if codec == "none" else self.harm
         value = (0.874 - 0.35 * math.exp(-step / 9000)) * (1 - harm) + 0.0002 * chance.gauss(0, 1)
         return Points(name="accuracy", steps=(step,), values=(value,), is_evaluation=True)
+
+
+def _times(seconds: PhaseSeconds, count: int) -> PhaseSeconds:
+    """Return the sums over so many equal steps."""
+    values = msgspec.structs.asdict(seconds)
+    return PhaseSeconds(**{name: None if value is None else value * count for name, value in values.items()})
