@@ -1,10 +1,15 @@
 """Buckets: flat tensors that hold the gradients of several parameters one after the other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from gradwire_compression.hashing import hash_json
+
+# The name of a parameter that the exchange was not given; it is always averaged exactly.
+UNKNOWN = "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,45 @@ class BucketView:
     parameters: Sequence[Tensor]
     # Which parameters' gradients already lay in the buffer before backward, None if that makes no difference.
     kept: Sequence[bool] | None = None
+
+
+class BucketBook:
+    """Keeps the shape of every bucket, and notices when the framework deals its parameters out anew."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        """`names` gives each parameter's name by its `id`."""
+        self._names = names
+        self._shapes: dict[int, BucketShape] = {}
+        self._keys: dict[int, tuple[int, ...]] = {}
+        self._is_new = True
+        # A number below 2**48 for the buckets of the last complete step, 0 before the first.
+        self.hash = 0
+        # Buckets of the last complete step, 0 before the first.
+        self.num_buckets = 0
+
+    @property
+    def shapes(self) -> list[BucketShape]:
+        """The buckets seen, in order."""
+        return [self._shapes[index] for index in sorted(self._shapes)]
+
+    def shape_of(self, view: BucketView) -> BucketShape:
+        """Return the bucket's shape, the same object as long as the bucket stays what it is."""
+        key = (view.buffer.numel(), *map(id, view.parameters))
+        if self._keys.get(view.index) != key:
+            names = [self._names.get(id(parameter), UNKNOWN) for parameter in view.parameters]
+            slots = pack(zip(names, (parameter.numel() for parameter in view.parameters), strict=True))
+            self._shapes[view.index] = BucketShape(view.index, view.buffer.dtype, slots)
+            self._keys[view.index] = key
+            self._is_new = True
+        return self._shapes[view.index]
+
+    def end_step(self, num_buckets: int) -> None:
+        """Note that a step is complete and had that many buckets."""
+        if self._is_new or num_buckets != self.num_buckets:
+            for index in [index for index in self._shapes if index >= num_buckets]:
+                del self._shapes[index], self._keys[index]
+            self.hash = hash_json([shape.describe() for shape in self.shapes])
+            self._is_new, self.num_buckets = False, num_buckets
 
 
 def pack(entries: Iterable[tuple[str, int]]) -> tuple[Slot, ...]:

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from gradwire_compression import residuals
-from gradwire_compression.buckets import BucketShape, BucketView, pack
+from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, pack
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane
@@ -20,7 +20,7 @@ from gradwire_compression.errors import CompressionError, PlanError, StateError
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
-from gradwire_compression.plan import Plan, check_optimizer, hash_json
+from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, Ranks
 from gradwire_compression.trace import Trace
 
@@ -70,7 +70,7 @@ class Exchange:
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         if not self._parameters:
             raise CompressionError("no parameter of the model requires a gradient, so there is nothing to average")
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._book = BucketBook({id(parameter): name for name, parameter in self._parameters.items()})
         self._group = group
         self.world_size = dist.get_world_size(group)
         self._optimizer_class = optimizer_class
@@ -83,12 +83,7 @@ class Exchange:
         self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size)
         self._lane: Lane | None = None
         self._is_closed = False
-        self._shapes: dict[int, BucketShape] = {}
-        self._shape_keys: dict[int, tuple[int, ...]] = {}
         self._num_syncs = 0
-        self._num_buckets = 0
-        self._layout_hash = 0
-        self._is_layout_new = True
         self._flush: Flush | None = None
         # Residuals of parameters whose bucket has not been seen since they were given up.
         self._homeless: dict[str, Tensor] = {}
@@ -122,7 +117,7 @@ class Exchange:
         if self._is_closed and plan.codec != "none":
             raise PlanError(f"{plan.codec} is not possible any more: the exchange is closed; use none")
         device = next(iter(self._parameters.values())).device
-        prepared = Prepared(plan, self._parameters, self._shapes.values(), self._ranks, device)
+        prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, device)
         if plan.codec != "none" and self._ranks.group is not None and self._lane is None:
             self._lane = Lane()
         return prepared
@@ -152,12 +147,12 @@ class Exchange:
         Raises:
             PlanError: The codec has no kernels for the model's device.
         """
-        shapes = list(self._shapes.values()) or self._assumed_shapes()
+        shapes = self._book.shapes or self._assumed_shapes()
         return Prepared(plan, self._parameters, shapes, self._ranks, _META).memory_bytes
 
     def layout_hash(self) -> int:
         """Return a number below 2**48 for the buckets of the last complete step, 0 before the first."""
-        return self._layout_hash
+        return self._book.hash
 
     def state_dict(self) -> dict[str, Any]:
         """Return residuals by parameter name, the plan and the step, as values that `weights_only` loads.
@@ -210,11 +205,12 @@ class Exchange:
             self._begin_sync()
         # What the observer did before anything was sent is not the bucket's time.
         ready = self._clock()
-        shape = self._shape_of(view)
+        shape = self._book.shape_of(view)
         bucket = self._bucket_for(shape, view.buffer)
         future = self._start_lossy(view, bucket, ready) if bucket else self._start_exact(view, shape, ready)
         if view.is_last:
-            self._end_sync(view.index + 1)
+            self._book.end_step(view.index + 1)
+            self._observer.end_sync()
         return future
 
     def _begin_sync(self) -> None:
@@ -225,25 +221,6 @@ class Exchange:
             if self._flush.is_done:
                 self._observer.flushed(self._flush.num_steps, self._flush.norm)
                 self._flush = None
-
-    def _end_sync(self, num_buckets: int) -> None:
-        self._num_buckets = num_buckets
-        if self._is_layout_new or len(self._shapes) > num_buckets:
-            for index in [index for index in self._shapes if index >= num_buckets]:
-                del self._shapes[index], self._shape_keys[index]
-            self._layout_hash = hash_json([self._shapes[index].describe() for index in range(num_buckets)])
-            self._is_layout_new = False
-        self._observer.end_sync()
-
-    def _shape_of(self, view: BucketView) -> BucketShape:
-        """Return the bucket's shape, the same object as long as the bucket stays what it is."""
-        key = (view.buffer.numel() if not view.buffer.is_sparse else -1, *map(id, view.parameters))
-        if self._shape_keys.get(view.index) != key:
-            entries = [(self._names.get(id(parameter), "?"), parameter.numel()) for parameter in view.parameters]
-            self._shapes[view.index] = BucketShape(view.index, view.buffer.dtype, pack(entries))
-            self._shape_keys[view.index] = key
-            self._is_layout_new = True
-        return self._shapes[view.index]
 
     def _bucket_for(self, shape: BucketShape, buffer: Tensor) -> LossyBucket | None:
         """Return who averages the bucket on the Lane, None if it is averaged exactly."""
@@ -278,7 +255,7 @@ class Exchange:
             if flush is not None:
                 flush.settle(result, shape.slots)
                 result = buffer.copy_(result)
-            self._observer.bucket_done(replace(timing, done=self._clock(), num_buckets=self._num_buckets))
+            self._observer.bucket_done(replace(timing, done=self._clock(), num_buckets=self._book.num_buckets))
             return result
 
         return work.get_future().then(finish)
@@ -299,7 +276,7 @@ class Exchange:
                 replace(
                     timing,
                     done=done,
-                    num_buckets=self._num_buckets,
+                    num_buckets=self._book.num_buckets,
                     codec=tuple(trace.intervals),
                     wire_bytes=outcome.wire_bytes,
                 )

@@ -1,7 +1,5 @@
 """The plan: which codec averages which tensor, as plain values that are equal on all ranks."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -14,9 +12,7 @@ from torch.optim import Optimizer
 from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.facts import Number, ParameterFacts
 from gradwire_compression.errors import PlanError
-
-# Hashes travel in a float64 all-reduce, which holds integers below 2**53 exactly.
-HASH_BITS = 48
+from gradwire_compression.hashing import hash_json
 
 EXACT = "exact"
 
@@ -133,12 +129,6 @@ def check_optimizer(plan: Plan, optimizer_class: str | None) -> None:
         f"{plan.codec} is not safe {met}: it is accepted for {', '.join(facts.safe_optimizers)} only; "
         f"use {facts.safe_alternative}, or force it if you know better"
     )
-
-
-def hash_json(value: object) -> int:
-    """Return a number below 2**48 that depends on the JSON form of `value` alone."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[: HASH_BITS // 8], "big")
 
 
 def _fill_in(codec: str, parameters: Mapping[str, Number]) -> dict[str, Number]:

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from gradwire_compression.buckets import pack
 from gradwire_compression.kernels import dispatch
-from gradwire_compression.kernels.blocks import payload_bytes
+from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
+from gradwire_compression.layout import Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +94,35 @@ def test_int8_rounds_ties_to_even(codes):
     layout = layout_of(len(codes), 64)
     payload, _ = _encode(dispatch.scaled_kernels("int8", CPU), "int8", x, layout, torch.zeros(len(codes)))
     assert payload[: len(codes)].view(torch.int8).tolist() == [0, 2, 2, 126, 0, -2, -126, 127]
+
+
+def _assert_same_payload(name, x, layout):
+    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
+    residual = torch.zeros(layout.numel)
+    assert torch.equal(*(_encode(kernels, name, x, layout, residual)[0] for kernels in (fast, truth)))
+
+
+@pytest.mark.parametrize("length", [63, 255, 1000, 1024])
+def test_onebit_scale_is_the_same_where_the_order_of_summation_decides(length):
+    # Means within a few units of a bf16 rounding tie: another order, or a product by 1 / n, rounds many apart.
+    magnitudes = torch.rand(300, length, generator=torch.Generator().manual_seed(length)) + 0.5
+    magnitudes[:, 0] += 5
+    for _ in range(4):
+        mean = lane_sum(magnitudes) / length
+        below = (mean.view(torch.int32) & -65536).view(torch.float32)
+        above = (below.view(torch.int32) + 65536).view(torch.float32)
+        magnitudes[:, 0] += ((below + above) / 2 - mean) * length
+    block = -(-length // 64) * 64
+    slots = pack((str(index), length) for index in range(300))
+    _assert_same_payload("onebit", magnitudes.flatten(), Layout.build(slots, block))
+
+
+def test_int8_codes_are_the_same_where_the_division_decides():
+    scales = torch.rand(300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(torch.float32) + 1e-3
+    scales = scales.to(torch.bfloat16).to(torch.float32)
+    ties = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
+    slots = pack((str(index), 254) for index in range(300))
+    _assert_same_payload("int8", (ties * scales[:, None]).flatten(), Layout.build(slots, 254))
 
 
 @settings(max_examples=60, deadline=None)
