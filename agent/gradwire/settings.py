@@ -13,6 +13,7 @@ from gradwire_protocol.plans import PlanSpec, validate_plan
 from gradwire_protocol.records import LinkFacts
 
 from gradwire.errors import SettingError
+from gradwire.transport.http import clean_server, clean_token
 
 # What the agent reads, argument by argument; `gradwire run` passes everything this way.
 ENVIRONMENT = {
@@ -62,7 +63,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             project=validate_name(str(values["project"] or "default"), field="project"),
             model=validate_name(str(arguments.get("name") or "model"), field="name"),
             server=_server(values["server"]),
-            token=values["token"] or None,
+            token=clean_token(str(values["token"])) if values["token"] else None,
             spool=Path(values["spool"] or "~/.gradwire/spool").expanduser(),
             plan=_plan(values["plan"]),
             link=LinkFacts(
@@ -84,12 +85,7 @@ def _given(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _server(value: Any) -> str | None:
-    if not value:
-        return None
-    text = str(value).rstrip("/")
-    if not text.startswith(("http://", "https://")):
-        raise SettingError(f"server (GRADWIRE_SERVER) is {text!r}; wanted: an address such as http://host:8420")
-    return text
+    return clean_server(str(value)) if value else None
 
 
 def _plan(value: Any) -> PlanSpec:
