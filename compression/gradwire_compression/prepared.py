@@ -93,9 +93,11 @@ class Prepared:
     def take(self, first_index: int = 0) -> dict[str, Tensor]:
         """Give up the buckets from `first_index` on; return their residuals by name, the owners' folded in."""
         held: dict[str, Tensor] = {}
-        for index in [index for index in self.buckets if index >= first_index]:
-            bucket = self.buckets.pop(index)
-            held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
+        for index in [index for index in self._shapes if index >= first_index]:
+            del self._shapes[index]
+            bucket = self.buckets.pop(index, None)
+            if bucket is not None:
+                held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
         return held
 
     def peek(self) -> dict[str, Tensor]:

@@ -1,7 +1,12 @@
-"""Buffers that the buckets of a plan use one after the other."""
+"""Memory of a plan: buffers that its buckets use one after the other, and vectors that are theirs."""
 
 import torch
 from torch import Tensor
+
+
+def zeros(numel: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return [numel] zeros in memory that is really there: what cannot be had fails here, not in a later step."""
+    return torch.empty(numel, dtype=dtype, device=device).zero_()
 
 
 class Scratch:
@@ -20,7 +25,7 @@ class Scratch:
         """Make sure that `take` can hand out that much without allocating."""
         held = self._buffers.get(name)
         if held is None or held.numel() < num_bytes:
-            self._buffers[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._buffers[name] = zeros(num_bytes, self._device, torch.uint8)
 
     def take(self, name: str, num_bytes: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return the first `num_bytes` of a reserved buffer as a flat tensor; its content is whatever it was."""

@@ -18,6 +18,7 @@ from gradwire_compression import (
     PlanError,
     PlanMismatchError,
     Silence,
+    StateError,
     ddp,
 )
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -242,6 +243,48 @@ def _resume(rank, world_size):
         float((sum_ + debt / world_size - want / world_size).norm() / want.norm())
         for sum_, debt, want in zip(total, owed, wanted, strict=True)
     ]
+
+
+def _reload(rank, world_size, codec):
+    """Load a state into the exchange that it came from: what was owed stays owed, and the codec stays in use."""
+    model, exchange, script = wrap(Given(*SHAPES), everything(codec), bucket_cap_mb=0.02)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        model.zero_grad()
+        model([torch.randn(shape, generator=generator) for shape in SHAPES]).backward()
+    state = exchange.state_dict()
+    exchange.load_state_dict(state)
+    again = exchange.state_dict()
+    equal = [torch.equal(tensor, again["residuals"][name]) for name, tensor in state["residuals"].items()]
+    model([torch.randn(shape, generator=generator) for shape in SHAPES]).backward()
+    is_compressed = any(timing.codec for timing in script.timings if timing.step == 5)
+    assert not script.errors
+    with pytest.raises(StateError, match=r"the residual of weights.0 has shape \[3\]; wanted: shape \[40, 70\]"):
+        exchange.load_state_dict({"residuals": {"weights.0": torch.zeros(3)}, "num_syncs": 1})
+    with pytest.raises(StateError, match=r"the residual of weights.9 .*wanted: no such parameter"):
+        exchange.load_state_dict({"residuals": {"weights.9": torch.zeros(3)}, "num_syncs": 1})
+    return len(equal), all(equal), is_compressed
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_state_can_be_loaded_between_steps(codec):
+    assert run_ranks(2, _reload, codec) == [(3, True, True)] * 2
+
+
+def _load_alone(rank, world_size):
+    model, exchange, script = wrap(Given(*SHAPES), everything("int8"))
+    exchange.load_state_dict({"residuals": {"weights.1": torch.full((33,), 2.0)}, "num_syncs": 7})
+    total = torch.zeros(33)
+    for _ in range(6):
+        model.zero_grad()
+        model([torch.ones(shape) for shape in SHAPES]).backward()
+        total += gradients_of(model)[1]
+    assert not script.errors
+    return total.mean().item(), exchange.is_settling
+
+
+def test_residual_loaded_by_a_single_rank_is_flushed():
+    assert run_ranks(1, _load_alone) == [(pytest.approx(8.0), False)]
 
 
 def test_residuals_survive_a_change_of_exchange():

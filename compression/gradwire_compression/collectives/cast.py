@@ -13,7 +13,7 @@ from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.finite import is_finite
 from gradwire_compression.layout import Layout
-from gradwire_compression.scratch import Scratch
+from gradwire_compression.scratch import Scratch, zeros
 from gradwire_compression.trace import Trace
 
 
@@ -38,7 +38,7 @@ class Cast:
         self._layout = Layout.build(slots, codec.block)
         self._num_bytes = codec.wire_bytes(self._layout.numel)
         self.wire_bytes = exact_wire_bytes(self._num_bytes, world_size)
-        self.worker = torch.zeros(self._layout.numel, device=device)
+        self.worker = zeros(self._layout.numel, device)
         scratch.reserve("sent", self._num_bytes)
         scratch.reserve("received", self._num_bytes)
 

@@ -11,7 +11,7 @@ from gradwire_compression.buckets import Slot
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.collectives import compat
 from gradwire_compression.layout import Layout
-from gradwire_compression.scratch import Scratch
+from gradwire_compression.scratch import Scratch, zeros
 from gradwire_compression.trace import Trace
 
 # gloo sends one large exchange half-duplex; in parts of this size, issued together, both directions are busy.
@@ -50,10 +50,10 @@ class TwoPhase:
         self._owned = [part[rank].compact() for part in self._parts]
         self._owned_places = [(part[rank].start, part[rank].numel) for part in self._parts]
         self.wire_bytes = 2 * (world_size - 1) * self._num_parts * self._shard_bytes
-        self.worker = torch.zeros(self._layout.numel, device=device)
+        self.worker = zeros(self._layout.numel, device)
         num_owned = sum(layout.numel for layout in self._owned)
-        self._owner = torch.zeros(num_owned, device=device)
-        self._new_owner = torch.zeros(num_owned, device=device)
+        self._owner = zeros(num_owned, device)
+        self._new_owner = zeros(num_owned, device)
         scratch.reserve("sent", num_shards * self._shard_bytes)
         scratch.reserve("received", num_shards * self._shard_bytes)
         scratch.reserve("own", self._num_parts * self._shard_bytes)
