@@ -81,7 +81,7 @@ def test_everything_works_without_javascript(chromium: Browser, server: ServerPr
         page.wait_for_url(f"**/runs/{replay.run_id}")
         page.locator("#rollback").click()
         page.wait_for_url(f"**/runs/{replay.run_id}")
-        for _ in range(20):
+        for _ in range(80):
             if "Uncompressed on all 2 processes since step" in page.locator("#rollback-line").inner_text():
                 break
             page.wait_for_timeout(250)
