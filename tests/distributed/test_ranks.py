@@ -3,7 +3,6 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-
 from distributed.ranks import RankFailedError, run_ranks
 
 pytestmark = pytest.mark.distributed
