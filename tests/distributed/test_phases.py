@@ -84,7 +84,7 @@ def test_phases_hold_at_least_what_was_slept(accumulate, tmp_path):
 
 
 def _straggling_run(rank: int, world_size: int, folder: str) -> list[StepWindow]:
-    """Rank 1 sleeps once it has seen that rank 0 is about to exchange, so that rank 0 must wait, whatever the load."""
+    """Rank 1 sleeps once rank 0 is about to exchange, so that rank 0 must wait whatever the load."""
     pulse_with_every_exchange()
     ddp = DistributedDataParallel(nn.Linear(16, 16))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
