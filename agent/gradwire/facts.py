@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gradwire_compression import Exchange, Plan, PlanError, registry
+from gradwire_compression import notes as kernel_notes
 from gradwire_compression.plan import check_optimizer
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts
@@ -29,9 +30,8 @@ def attempt_started(
     """Return the first record of this node's stream."""
     device = parameters[0].device
     codecs = registry.available()
-    notes: list[str] = []
-    if unsteered_reason:
-        notes.append(unsteered_reason)
+    memory_bytes, refused = weigh_codecs(exchange, optimizer_class, codecs)
+    notes = (*kernel_notes(), unsteered_reason) if unsteered_reason else kernel_notes()
     return AttemptStarted(
         at=membership.started_at,
         run_name=membership.run_name,
@@ -51,23 +51,27 @@ def attempt_started(
         total_tokens=settings.total_tokens,
         better=dict(settings.better),
         codecs=codecs,
-        codec_memory_bytes={name: exchange.memory_bytes(Plan(codec=name)) for name in codecs},
-        refused_codecs=refused_codecs(optimizer_class, codecs),
+        codec_memory_bytes=memory_bytes,
+        refused_codecs=refused,
         is_steered=not unsteered_reason,
-        notes=tuple(notes),
+        notes=notes,
         versions={"torch": str(torch.__version__)},
     )
 
 
-def refused_codecs(optimizer_class: str | None, codecs: tuple[str, ...]) -> dict[str, str]:
-    """Return the codecs that are refused under this optimizer, with the sentence why."""
-    refused = {}
+def weigh_codecs(
+    exchange: Exchange, optimizer_class: str | None, codecs: tuple[str, ...]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return extra memory by codec, bytes, and the refused ones, with the sentence why: kernels or optimizer."""
+    memory_bytes, refused = {}, {}
     for name in codecs:
+        plan = Plan(codec=name)
         try:
-            check_optimizer(Plan(codec=name), optimizer_class)
+            memory_bytes[name] = exchange.memory_bytes(plan)
+            check_optimizer(plan, optimizer_class)
         except PlanError as error:
             refused[name] = str(error)
-    return refused
+    return memory_bytes, refused
 
 
 def link_facts(given: LinkFacts) -> LinkFacts:
