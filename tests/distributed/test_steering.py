@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from distributed.hooked import CODECS
 from distributed.ranks import run_ranks
 from distributed.training import (
     attach,
@@ -39,7 +40,7 @@ def _toggle_at_random_times(steering: Any, num_toggles: int) -> None:
     chance = random.Random(7)
     for revision in range(1, num_toggles + 1):
         time.sleep(chance.random() * 0.02)
-        codec = chance.choice(["none", "bf16", "int8", "onebit"])
+        codec = chance.choice(["none", *CODECS])
         kind = "rollback" if codec == "none" and chance.random() < 0.5 else "set"
         steering.offer(directive(revision, codec, kind=kind))
         while steering.epoch < revision:
@@ -98,6 +99,52 @@ def test_one_refusal_keeps_every_rank_where_it_was(tmp_path):
     results = run_ranks(2, _refusing_run, str(tmp_path))
     assert [(codec, epoch) for codec, epoch, _ in results] == [("none", 0)] * 2
     assert [outcomes for _, _, outcomes in results] == [[("Refused", True)], [("Refused", False)]]
+
+
+def _unknown_codec_run(rank: int, world_size: int, folder: str) -> list[str]:
+    pulse_with_every_exchange()
+    ddp, optimizer = make_model()
+    session = attach(ddp, optimizer, folder)
+    reasons: list[str] = []
+    session._steering._on_result = lambda result, _: reasons.append(result.refusals[rank].reason)
+    for step in range(8):
+        if rank == 0 and step == 2:
+            session._steering.offer(directive(1, "martian"))
+        session.step(loss=train_step(ddp, optimizer, batch(rank, step)))
+    session.close()
+    return reasons
+
+
+def test_a_codec_that_only_the_server_knows_is_refused_by_every_rank(tmp_path):
+    for reasons in run_ranks(2, _unknown_codec_run, str(tmp_path)):
+        assert len(reasons) == 1
+        assert "martian" in reasons[0]
+
+
+def _failing_switch_run(rank: int, world_size: int, folder: str) -> str:
+    pulse_with_every_exchange()
+    ddp, optimizer = make_model()
+    session = attach(ddp, optimizer, folder)
+    if rank == 1:
+
+        def fail(prepared: Any, *, residuals: str) -> None:
+            raise MemoryError("out of memory")
+
+        session._steering.exchange.switch = fail
+    try:
+        for step in range(8):
+            if rank == 0 and step == 2:
+                session._steering.offer(directive(1, "int8"))
+            session.step(loss=train_step(ddp, optimizer, batch(rank, step)))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_that_fails_to_switch_stops_training_by_name_instead_of_mixing(tmp_path):
+    healthy, failed = run_ranks(2, _failing_switch_run, str(tmp_path))
+    assert "rank 1 could not switch" in failed
+    assert healthy != "no error"
 
 
 def _local_rollback_run(rank: int, world_size: int, folder: str) -> tuple[list[Any], list[Any]]:

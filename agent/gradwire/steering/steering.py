@@ -219,13 +219,15 @@ class Steering:
         assert self._ballot is not None, "a pulse without a ballot"
         directive = self._ballot.share(self._newest)
         self._seen_revision = directive.revision
-        exchange, plan = self._exchange(), Plan.from_dict(asdict(directive.plan))
         is_rollback = directive.kind == "rollback"
         prepared, refusal = None, None
         if not is_rollback and directive.epoch < self._unasked_rollback_epoch:
             refusal = f"made before the automatic rollback at step {self.since_step}; make it again to insist"
         else:
-            prepared, refusal = try_preparing(lambda: exchange.prepare(plan))
+            # A server that is newer than this agent may know codecs that are unknown here.
+            prepared, refusal = try_preparing(
+                lambda: self._exchange().prepare(Plan.from_dict(asdict(directive.plan)))
+            )
         refusals = self._ballot.vote(refusal)
         if refusals:
             self._on_result(self._refused(directive, refusals), self._member.rank == 0)
@@ -249,7 +251,13 @@ class Steering:
     def _switch(self, prepared: object, *, is_rollback: bool) -> float | None:
         """Change the active plan; returns the norm dropped over all ranks, None if residuals were carried over."""
         residuals: Literal["drop", "carry"] = "drop" if is_rollback else "carry"
-        report = self._exchange().switch(prepared, residuals=residuals)  # type: ignore[arg-type]
+        try:
+            report = self._exchange().switch(prepared, residuals=residuals)  # type: ignore[arg-type]
+        except Exception as error:
+            # The other ranks have switched by now; going on would hang or mix the gradients.
+            raise PlanMismatchError(
+                f"rank {self._member.rank} could not switch at step {self.step}: {error}; restart from a checkpoint"
+            ) from error
         self.epoch += 1
         self.since_step = self.step
         self.guard.reset()
