@@ -42,6 +42,18 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert [link for link in local if not (ROOT / document.parent / link).exists()] == []
 
 
+def test_every_document_is_reached_from_the_readme() -> None:
+    """Directly, or through the list of decisions."""
+    links = {}
+    for document in (Path("README.md"), Path("docs/adr/README.md")):
+        found = re.findall(r"\]\(([^)#\s]+\.md)", text_of(document))
+        links[document] = {(ROOT / document.parent / link).resolve().relative_to(ROOT) for link in found}
+    guides = {path for path in DOCUMENTS if path.parts[0] == "docs"}
+    reached = set().union(*links.values())
+    assert sorted(map(str, guides - reached - {Path("docs/adr/README.md")})) == []
+    assert Path("docs/adr/README.md") in links[Path("README.md")]
+
+
 def test_make_alone_prints_every_target_with_its_purpose() -> None:
     described = re.findall(r"^  make (\S+)\s+\S", help_text(), re.MULTILINE)
     assert set(TARGETS) <= set(described)
