@@ -129,11 +129,12 @@ class Exchange:
         the new codec, and those of tensors that become exact are flushed into the next gradients, which takes
         several steps. With "drop" this step is plain averaging already.
         """
-        held = self._take_residuals()
+        held, warm_starts = self._take_residuals(), self._active.warm_starts.copies()
         self._active = prepared
         if residuals == "drop":
             return SwitchReport(_norm(held) if held else None)
         prepared.give(held)
+        prepared.warm_starts.load(warm_starts)
         self._homeless = {name: held.pop(name) for name in list(held) if prepared.is_compressed(name)}
         if held:
             self._flush = self._begin_flush(held, is_partial=bool(prepared.buckets))

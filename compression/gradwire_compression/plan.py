@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire_compression.codecs import registry
+from gradwire_compression.codecs import powersgd, registry
 from gradwire_compression.codecs.facts import Number, ParameterFacts
 from gradwire_compression.errors import PlanError
 from gradwire_compression.hashing import hash_json
@@ -101,6 +101,8 @@ class Plan:
         for pattern in self.exempt_patterns:
             if fnmatchcase(name, pattern):
                 return f"matches {pattern}"
+        if self.codec == "powersgd":
+            return powersgd.exact_reason(parameter, int(self.parameters["rank"]))
         return ""
 
 

@@ -11,10 +11,13 @@ from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot
 from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.cast import Cast
+from gradwire_compression.collectives.low_rank import LowRank
 from gradwire_compression.collectives.two_phase import TwoPhase
 from gradwire_compression.lossy import LossyBucket
+from gradwire_compression.matrices import WarmStarts, matrix_of
 from gradwire_compression.plan import EXACT, Plan
 from gradwire_compression.scratch import Scratch
 
@@ -44,7 +47,8 @@ class Prepared:
         # The bucket shapes seen, and who averages those that are not exact altogether.
         self._shapes: dict[int, BucketShape] = {}
         self.buckets: dict[int, LossyBucket] = {}
-        self._ranks, self._device = ranks, device
+        self._ranks, self._device, self._parameters = ranks, device, parameters
+        self.warm_starts = WarmStarts()
         self._compressed = {
             decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
         }
@@ -112,4 +116,9 @@ class Prepared:
         assert codec is not None
         if isinstance(codec, ScaledCodec):
             return TwoPhase(slots, codec, group, ranks.rank, ranks.world_size, self._scratch, self._device)
+        if isinstance(codec, LowRankCodec):
+            matrices = [matrix_of(self._parameters[slot.name]) for slot in slots]
+            return LowRank(
+                slots, matrices, codec, self.warm_starts, group, ranks.world_size, self._scratch, self._device
+            )
         return Cast(slots, codec, group, ranks.world_size, self._scratch, self._device)

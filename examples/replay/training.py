@@ -24,6 +24,9 @@ STEPS_PER_WINDOW = 3
 # Exposed codec time as a share of the transfer that it shortens.
 CODEC_COST = 0.12
 
+# Codecs whose bytes follow from the number of elements alone; these trainings have no tensors with shapes.
+_PLAYED = tuple(name for name, spec in CATALOGUE.items() if spec.bits_per_element is not None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -83,8 +86,8 @@ class Training:
             start_step=self.start_step,
             total_steps=self.total_steps,
             better={"accuracy": "higher"},
-            codecs=tuple(CATALOGUE),
-            codec_memory_bytes={name: 0 if name == "none" else self.gradient_bytes for name in CATALOGUE},
+            codecs=_PLAYED,
+            codec_memory_bytes={name: 0 if name == "none" else self.gradient_bytes for name in _PLAYED},
             refused_codecs=self._refused(),
         )
 
@@ -97,7 +100,7 @@ class Training:
     def window(self, first_step: int, node: int, codec: str, epoch: int, *, is_settling: bool) -> StepWindow:
         """Return one window of a node, with the noise of a real machine; the same one every time."""
         num_rank_steps = STEPS_PER_WINDOW * self.ranks_per_node
-        ratio = CATALOGUE[codec].bits_per_element / 32
+        ratio = (CATALOGUE[codec].bits_per_element or 32) / 32
         # Each rank sends and receives all shards but its own, twice.
         sent_bytes = 2 * self.gradient_bytes * (self.world_size - 1) / self.world_size
         seconds = self._seconds(first_step, codec, ratio)

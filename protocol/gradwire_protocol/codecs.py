@@ -28,7 +28,8 @@ class CodecSpec(Struct, frozen=True):
     """One codec as both ends know it."""
 
     name: str
-    bits_per_element: float
+    # None where it depends on the shapes of the model's tensors.
+    bits_per_element: float | None
     is_lossy: bool
     has_residual: bool
     parameters: tuple[ParameterSpec, ...] = ()
@@ -55,6 +56,13 @@ CATALOGUE: dict[str, CodecSpec] = {
             parameters=(_block(1024),),
             safe_optimizers=("SGD",),
             safe_alternative="int8",
+        ),
+        CodecSpec(
+            "powersgd",
+            None,
+            is_lossy=True,
+            has_residual=True,
+            parameters=(ParameterSpec("rank", "int", 4, 1, 32, "higher rank, less compression"),),
         ),
     )
 }

@@ -23,7 +23,8 @@ class CodecFacts:
     """One codec as plans see it; bits are per element of a full block, scales included, padding excluded."""
 
     name: str
-    bits_per_element: float
+    # None where it depends on the shapes of the model's tensors.
+    bits_per_element: float | None
     is_lossy: bool
     has_residual: bool
     parameters: tuple[ParameterFacts, ...] = ()

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
-from gradwire_compression.codecs import bf16, int8, onebit
+from gradwire_compression.codecs import bf16, int8, onebit, powersgd
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.bf16 import BF16Codec
 from gradwire_compression.codecs.facts import CodecFacts, Number
+from gradwire_compression.codecs.powersgd import LowRankCodec
 
 _NONE = CodecFacts("none", 32.0, is_lossy=False, has_residual=False)
 
-_FACTS = {facts.name: facts for facts in (_NONE, bf16.FACTS, int8.FACTS, onebit.FACTS)}
+_FACTS = {facts.name: facts for facts in (_NONE, bf16.FACTS, int8.FACTS, onebit.FACTS, powersgd.FACTS)}
 
 
 def available() -> tuple[str, ...]:
@@ -28,7 +29,9 @@ def facts(name: str) -> CodecFacts:
     return _FACTS[name]
 
 
-def make(name: str, parameters: Mapping[str, Number], device: torch.device) -> ScaledCodec | BF16Codec:
+def make(
+    name: str, parameters: Mapping[str, Number], device: torch.device
+) -> ScaledCodec | BF16Codec | LowRankCodec:
     """Return the lossy codec `name` for tensors on `device`.
 
     Raises:
@@ -37,4 +40,6 @@ def make(name: str, parameters: Mapping[str, Number], device: torch.device) -> S
     assert _FACTS[name].is_lossy
     if name == "bf16":
         return BF16Codec(device)
+    if name == "powersgd":
+        return LowRankCodec(int(parameters["rank"]), device)
     return ScaledCodec(name, int(parameters["block"]), device)

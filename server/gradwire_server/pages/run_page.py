@@ -142,9 +142,7 @@ def _choice(words: Wording, view: RunView, choice: CodecChoice) -> dict[str, Any
         "name": choice.name,
         "label": words.say("Uncompressed") if choice.name == "none" else choice.name,
         "is_present": choice.name == view.plan.codec,
-        "bits": words.number(
-            choice.bits_per_element, 0 if choice.bits_per_element == int(choice.bits_per_element) else 2
-        ),
+        "bits": _bits(words, choice.bits_per_element),
         "memory": "–" if choice.extra_memory_bytes is None else words.bytes(choice.extra_memory_bytes),
         "speed": "–" if choice.expected_speedup is None else words.times(choice.expected_speedup),
         "refusal": change.refusal(words, view, choice),
@@ -160,6 +158,12 @@ def _choice(words: Wording, view: RunView, choice: CodecChoice) -> dict[str, Any
             for parameter in (spec.parameters if spec else ())
         ],
     }
+
+
+def _bits(words: Wording, bits: float | None) -> str:
+    if bits is None:
+        return words.say("depends on the model")
+    return words.number(bits, 0 if bits == int(bits) else 2)
 
 
 def _attempt(words: Wording, view: RunView) -> list[Fact]:

@@ -123,15 +123,18 @@ def suggest(source: RunSource, evidence: Evidence) -> Suggestion | None:
     """Return the first codec that the agent can run and that sends less than the gradients' own dtype."""
     for name in PREFERRED_CODECS:
         ratio = ratio_on_wire(source, name)
-        if name in source.facts.codecs and name not in source.facts.refused_codecs and ratio > 1:
+        if name in source.facts.codecs and name not in source.facts.refused_codecs and ratio and ratio > 1:
             return Suggestion(codec=name, wire_ratio=ratio, codec_cost=measured_cost(evidence, name))
     return None
 
 
-def ratio_on_wire(source: RunSource, codec: str) -> float:
-    """Return bytes before compression over bytes sent with `codec`, in the dtype that this model really sends."""
-    facts = source.facts
-    return wire_ratio(facts.gradient_bytes, facts.num_elements, CATALOGUE[codec].bits_per_element)
+def ratio_on_wire(source: RunSource, codec: str) -> float | None:
+    """Return bytes before compression over bytes sent with `codec`, in the dtype that this model really sends.
+
+    None for a codec whose bytes depend on the shapes of the model's tensors, which the service does not know.
+    """
+    facts, bits = source.facts, CATALOGUE[codec].bits_per_element
+    return None if bits is None else wire_ratio(facts.gradient_bytes, facts.num_elements, bits)
 
 
 def measured_cost(evidence: Evidence, codec: str) -> float | None:

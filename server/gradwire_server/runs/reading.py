@@ -226,16 +226,15 @@ def _codecs(source: RunSource, evidence: Evidence, verdict: VerdictView) -> tupl
             continue
         cost = _codec_cost(evidence, name, verdict.share.value)
         share = verdict.share.value
-        is_told = name != "none" and share is not None and cost.value is not None
+        ratio = None if name == "none" else ratio_on_wire(source, name)
+        is_told = ratio is not None and share is not None and cost.value is not None
         choices.append(
             CodecChoice(
                 name=name,
                 bits_per_element=spec.bits_per_element,
                 parameters=tuple(asdict(parameter) for parameter in spec.parameters),
                 extra_memory_bytes=0 if name == "none" else facts.codec_memory_bytes.get(name),
-                expected_speedup=speedup(share or 0.0, ratio_on_wire(source, name), cost.value or 0.0)
-                if is_told
-                else None,
+                expected_speedup=speedup(share or 0.0, ratio or 1.0, cost.value or 0.0) if is_told else None,
                 codec_cost=cost,
                 refusal=facts.refused_codecs.get(name, ""),
                 safe_alternative=spec.safe_alternative if name in facts.refused_codecs else "",

@@ -138,7 +138,8 @@ class CodecChoice(Struct, frozen=True, kw_only=True):
     """One entry of the control panel."""
 
     name: str
-    bits_per_element: float
+    # None where it depends on the shapes of the model's tensors.
+    bits_per_element: float | None
     parameters: tuple[dict[str, str | float | int], ...] = ()
     extra_memory_bytes: int | None = None
     # Speed relative to uncompressed steps, from the exposed transfer share and the wire ratio; None if unknown.
