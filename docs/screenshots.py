@@ -181,7 +181,7 @@ class Camera:
 
     def _context(self, size: tuple[int, int], theme: str, language: str) -> BrowserContext:
         return self._browser.new_context(
-            storage_state=self._state,  # type: ignore[arg-type]
+            storage_state=self._state,
             viewport={"width": size[0], "height": size[1]},
             color_scheme="dark" if theme == "dark" else "light",
             locale={"en": "en-GB", "zh": "zh-CN"}[language],

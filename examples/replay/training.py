@@ -4,6 +4,7 @@ import math
 import random
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from gradwire_protocol.codecs import CATALOGUE
@@ -165,7 +166,8 @@ class Training:
         return Points(name="loss", steps=tuple(steps), values=tuple(values))
 
     def _loss(self, step: int) -> float:
-        return self.loss_end + (self.loss_start - self.loss_end) * (1 + step / 40) ** -0.42
+        fallen: float = (1 + step / 40) ** -0.42
+        return self.loss_end + (self.loss_start - self.loss_end) * fallen
 
     def accuracy(self, step: int, codec: str) -> Points:
         """Return an evaluation's accuracy at a step."""
@@ -177,5 +179,5 @@ class Training:
 
 def _times(seconds: PhaseSeconds, count: int) -> PhaseSeconds:
     """Return the sums over so many equal steps."""
-    values = msgspec.structs.asdict(seconds)
-    return PhaseSeconds(**{name: None if value is None else value * count for name, value in values.items()})
+    values: dict[str, Any] = msgspec.structs.asdict(seconds)
+    return PhaseSeconds(**{name: value and value * count for name, value in values.items()})
