@@ -42,16 +42,25 @@ def main(bench: str, measure: Callable[[bool], Result]) -> int:
     Returns:
         Exit status: 1 if a target was missed.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{bench}")
-    parser.add_argument("--quick", action="store_true", help="end within 60 seconds, with fewer repetitions")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write date, machine, rows and targets there")
-    options = parser.parse_args()
-    result = measure(options.quick)
+    options = parser(bench).parse_args()
+    return report(bench, measure(options.quick), options.json)
+
+
+def parser(bench: str) -> argparse.ArgumentParser:
+    """Return the options that every benchmark has."""
+    made = argparse.ArgumentParser(prog=f"python -m bench.{bench}")
+    made.add_argument("--quick", action="store_true", help="end within 60 seconds, with fewer repetitions")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write date, machine, rows and targets there")
+    return made
+
+
+def report(bench: str, result: Result, file: Path | None) -> int:
+    """Print the table and the targets, write the file if one is named; return the exit status."""
     print(_table(result.rows))
     for name, target in result.targets.items():
         print(f"{'ok    ' if target.ok else 'MISSED'} {name}: {target.value} (wanted: {target.want})")
-    if options.json:
-        options.json.write_text(json.dumps(_record(bench, result)) + "\n")
+    if file:
+        file.write_text(json.dumps(_record(bench, result)) + "\n")
     return 0 if all(target.ok for target in result.targets.values()) else 1
 
 
@@ -76,12 +85,13 @@ def _record(bench: str, result: Result) -> Row:
 
 def _table(rows: Sequence[Row]) -> str:
     columns = list(rows[0])
-    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     return "\n".join(
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in cells
     )
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Return a figure as tables show it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

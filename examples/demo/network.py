@@ -19,8 +19,19 @@ from dataclasses import dataclass
 BYTES_PER_SECOND = 125_000_000
 SERVER_LEG = "10.77.0.254"
 NAMESPACE_DEADLINE_SECONDS = 10.0
-# A bucket of 256 kB lets segments of 64 kB pass whole; smaller ones cost CPU time that training needs.
-SHAPE = "tbf rate 1gbit burst 256kb latency 100ms"
+# Lets segments of 64 kB pass whole; smaller ones cost CPU time that training needs.
+BURST_BYTES = 256 * 1024
+# A timer that is a little late must not leave a fast link empty.
+BURST_SECONDS = 0.001
+
+
+def shape_of(bytes_per_second: int) -> str:
+    """Return the queueing discipline that lets at most so much through one end of a link."""
+    burst = max(BURST_BYTES, int(bytes_per_second * BURST_SECONDS))
+    return f"tbf rate {8 * bytes_per_second}bit burst {burst} latency 100ms"
+
+
+SHAPE = shape_of(BYTES_PER_SECOND)
 
 # Everything that the demo needs of the kernel, in one go.
 TRIAL = f"""
@@ -88,13 +99,15 @@ def address_of(rank: int) -> str:
     return f"10.77.0.{rank + 1}"
 
 
-def start_behind_link(rank: int, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank in a namespace of its own; its command begins once the link is up."""
+def start_behind_link(
+    rank: int, command: list[str], environment: dict[str, str], shape: str = SHAPE
+) -> subprocess.Popen[bytes]:
+    """Start a rank in a namespace of its own; its command begins once the link is up. No shape, no limit."""
     held = ["unshare", "--net", "--", "sh", "-c", 'read -r _ && exec "$@"', "rank", *command]
     process = subprocess.Popen(held, env=environment, stdin=subprocess.PIPE)
     try:
         _wait_for_namespace(process.pid)
-        _connect(rank, process.pid)
+        _connect(rank, process.pid, shape)
     except BaseException:
         process.kill()
         raise
@@ -104,16 +117,17 @@ def start_behind_link(rank: int, command: list[str], environment: dict[str, str]
     return process
 
 
-def _connect(rank: int, pid: int) -> None:
+def _connect(rank: int, pid: int, shape: str) -> None:
     port, inside = f"rank{rank}", f"nsenter --target {pid} --net --"
     _run(f"ip link add {port} type veth peer name eth0 netns {pid}")
     _run(f"ip link set {port} master bridge up")
     _run(f"{inside} ip link set lo up")
     _run(f"{inside} ip address add {address_of(rank)}/24 dev eth0")
     _run(f"{inside} ip link set eth0 up")
-    # Both directions: what the rank sends is shaped at its end of the link, what it receives at the bridge's.
-    _run(f"{inside} tc qdisc add dev eth0 root {SHAPE}")
-    _run(f"tc qdisc add dev {port} root {SHAPE}")
+    if shape:
+        # Both directions: what the rank sends is shaped at its end of the link, what it receives at the bridge's.
+        _run(f"{inside} tc qdisc add dev eth0 root {shape}")
+        _run(f"tc qdisc add dev {port} root {shape}")
 
 
 def _wait_for_namespace(pid: int) -> None:

@@ -1,0 +1,189 @@
+"""The ways to average gradients that `bench.link` compares, on one rank."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gradwire_compression import (
+    BucketTiming,
+    Exchange,
+    Plan,
+    Prepared,
+    Silence,
+    ddp,
+    optimizer_class_name,
+    registry,
+)
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+COMPUTE_ONLY = "compute only"
+PLAIN = "plain DDP"
+TORCH = "torch "
+
+# With more than one bucket PyTorch's PowerSGD hook hangs on gloo; it starts after two exact steps at the earliest.
+ONE_BUCKET_MB = 10_000
+POWERSGD_START = 2
+# The hook's default, and the rank at which our codec stands by default.
+POWERSGD_RANKS = (1, 4)
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Replica:
+    """One DDP wrapper around a module of its own, with its optimizer."""
+
+    def __init__(self, make_module: Callable[[], nn.Module], **ddp_arguments: Any) -> None:
+        torch.manual_seed(0)
+        self.module = make_module()
+        self.model = DistributedDataParallel(self.module, **ddp_arguments)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01, momentum=0.9)
+
+    def backward(self, batch: Batch, is_synced: bool = True) -> None:
+        """Run forward and backward."""
+        with contextlib.nullcontext() if is_synced else self.model.no_sync():
+            text, target = batch
+            self.module.loss(self.model(text), target).backward()  # type: ignore[operator]
+
+    def step(self, batch: Batch, is_synced: bool = True) -> None:
+        """Run one full training step."""
+        self.backward(batch, is_synced)
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@dataclass
+class Mode:
+    """One way to average; `enter` is called before each block of its steps."""
+
+    name: str
+    replica: Replica
+    enter: Callable[[], None] = lambda: None
+    is_synced: bool = True
+    # Steps before its time counts for the first time: DDP deals its buckets out anew after a wrapper's first one.
+    first_steps: int = 1
+    # Grows while steps run; None where nobody can tell.
+    meter: "Meter | None" = None
+
+
+@dataclass
+class Meter(Silence):
+    """Observes an exchange: switches it at a block's first step, adds up what its buckets cost."""
+
+    exchange: Exchange | None = None
+    prepared: Prepared | None = None
+    codec_seconds: float = 0.0
+    wire_bytes: int = 0
+    errors: list[Exception] = field(default_factory=list)
+
+    def begin_sync(self) -> None:
+        """Switch if a plan is waiting; the residual of another codec would change the size of a step."""
+        assert self.exchange is not None
+        if self.prepared is not None:
+            try:
+                self.exchange.switch(self.prepared, residuals="drop")
+            except Exception as error:
+                self.errors.append(error)
+            self.prepared = None
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Add one bucket."""
+        self.codec_seconds += sum(end - begin for begin, end, _ in timing.codec)
+        self.wire_bytes += timing.wire_bytes
+
+
+@dataclass
+class _Choice:
+    """What the dispatcher below does with a bucket."""
+
+    hook: Callable[[Any, Any], Any]
+    state: Any
+
+
+# DDP looks at names and annotations of a hook's parameters: "state, bucket", and none.
+def _dispatch(state, bucket):  # type: ignore[no-untyped-def]
+    return state.hook(state.state, bucket)
+
+
+def make_modes(make_module: Callable[[], nn.Module], plans: dict[str, Plan], without: list[str]) -> list[Mode]:
+    """Make every mode; all ranks do so at the same point.
+
+    Args:
+        make_module: Makes the model; called four times.
+        plans: Ours by the name of their mode.
+        without: Names of modes to leave out.
+    """
+    plain = Replica(make_module)
+    modes = [
+        # Without averaging the replicas stay equal only on equal batches, which this mode gets.
+        Mode(COMPUTE_ONLY, plain, is_synced=False),
+        Mode(PLAIN, plain, first_steps=2),
+        *_torch_modes(make_module),
+        *_our_modes(make_module, plans),
+    ]
+    return [mode for mode in modes if mode.name not in without]
+
+
+def our_plans() -> dict[str, dict[str, Any]]:
+    """Return a plan for every codec of this build, "none" among them, by the name of its mode."""
+    return {codec: Plan(codec=codec).to_dict() for codec in registry.available()}
+
+
+def _torch_modes(make_module: Callable[[], nn.Module]) -> list[Mode]:
+    casts: dict[str, _Choice] = {
+        "fp16": _Choice(default_hooks.fp16_compress_hook, None),
+        "bf16": _Choice(default_hooks.bf16_compress_hook, None),
+    }
+    low_rank = {
+        f"powersgd rank {rank}": _Choice(
+            powerSGD_hook,
+            PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START),
+        )
+        for rank in POWERSGD_RANKS
+    }
+    return [
+        *_dispatched(Replica(make_module), casts, first_steps=2),
+        *_dispatched(Replica(make_module, bucket_cap_mb=ONE_BUCKET_MB), low_rank, first_steps=POWERSGD_START + 1),
+    ]
+
+
+def _dispatched(replica: Replica, choices: dict[str, _Choice], first_steps: int) -> list[Mode]:
+    """Return modes that share a wrapper: it takes one hook for its life, which does what the mode has chosen."""
+    current = _Choice(default_hooks.allreduce_hook, None)
+    replica.model.register_comm_hook(current, _dispatch)
+
+    def entering(choice: _Choice) -> Callable[[], None]:
+        def enter() -> None:
+            current.hook, current.state = choice.hook, choice.state
+
+        return enter
+
+    return [
+        Mode(TORCH + name, replica, entering(choice), first_steps=first_steps) for name, choice in choices.items()
+    ]
+
+
+def _our_modes(make_module: Callable[[], nn.Module], plans: dict[str, Plan]) -> list[Mode]:
+    replica, meter = Replica(make_module), Meter()
+    exchange = Exchange(
+        list(replica.module.named_parameters()),
+        replica.model.process_group,
+        plan=Plan(),
+        optimizer_class=optimizer_class_name(replica.optimizer),
+        observer=meter,
+    )
+    meter.exchange = exchange
+    ddp.attach_ddp(replica.model, exchange)
+
+    def entering(plan: Plan) -> Callable[[], None]:
+        def enter() -> None:
+            meter.prepared = exchange.prepare(plan)
+
+        return enter
+
+    return [Mode(name, replica, entering(plan), first_steps=2, meter=meter) for name, plan in plans.items()]
