@@ -72,7 +72,6 @@ class LossyBucket:
         nonfinite = self._own_nonfinite(exempt)
         work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
         self.collective.exchange(buffer, trace)
-        nonfinite += self.collective.own_nonfinite()
         if work is not None:
             work.wait()
         if flush is not None:
@@ -81,6 +80,8 @@ class LossyBucket:
         if is_clean:
             self.collective.keep()
         else:
+            # What one rank sends that is not finite shows in the mean, so a finite mean saves this pass.
+            nonfinite += self.collective.own_nonfinite()
             self.collective.take_back(buffer)
         self.collective.receive(buffer, trace)
         for slot, packed in zip(self._exempt, self._packed, strict=True):
