@@ -19,15 +19,16 @@ from dataclasses import dataclass
 BYTES_PER_SECOND = 125_000_000
 SERVER_LEG = "10.77.0.254"
 NAMESPACE_DEADLINE_SECONDS = 10.0
-# Lets segments of 64 kB pass whole; smaller ones cost CPU time that training needs.
-BURST_BYTES = 256 * 1024
-# A timer that is a little late must not leave a fast link empty.
-BURST_SECONDS = 0.001
+# Segments of 64 kB must pass whole: to cut them costs CPU time that training needs.
+LEAST_BURST_BYTES = 68_000
+# What may pass at once after a pause. A timer that is a little late must not leave the link empty, but a small
+# message must not pass as if there were no limit.
+BURST_SECONDS = 0.002
 
 
 def shape_of(bytes_per_second: int) -> str:
     """Return the queueing discipline that lets at most so much through one end of a link."""
-    burst = max(BURST_BYTES, int(bytes_per_second * BURST_SECONDS))
+    burst = max(LEAST_BURST_BYTES, int(bytes_per_second * BURST_SECONDS))
     return f"tbf rate {8 * bytes_per_second}bit burst {burst} latency 100ms"
 
 
