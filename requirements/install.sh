@@ -12,11 +12,12 @@ PY
 PYTHON=$python bash "$here/system.sh" build
 [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
 
-# A torch that is already there and new enough stays: on a GPU machine it is the build that fits the driver.
+# A torch that is already there and new enough stays: on a GPU machine it is the build that fits the driver, and it
+# brought the Triton that fits the build.
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 if "$venv/bin/python" "$here/has_torch.py"; then
-  grep -v '^torch==' "$here/dev.txt" >"$pins"
+  grep -vE '^(torch|triton)==' "$here/dev.txt" >"$pins"
 else
   cp "$here/dev.txt" "$pins"
 fi

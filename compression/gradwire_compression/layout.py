@@ -2,11 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gradwire_compression.buckets import Slot
+
+
+@dataclass(frozen=True)
+class Table:
+    """A layout as kernels on a device read it."""
+
+    # [3, num_blocks] int32, or int64 where a tensor has 2**31 elements: offsets, places in compact order, lengths.
+    numbers: Tensor
+    # All of them are multiples of 4 elements, so that kernels may load 16 bytes at once.
+    is_aligned: bool
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, empty ones included."""
+        return self.numbers.shape[1]
 
 
 @dataclass(frozen=True)
@@ -55,3 +71,17 @@ class Layout:
     def compact(self) -> "Layout":
         """Return the same blocks as they lie in a compact vector of their own."""
         return Layout(self.lengths.cumsum(0) - self.lengths, self.lengths, self.block, 0, self.numel)
+
+    def table(self, device: torch.device) -> Table:
+        """Return the blocks as one table on `device`; made by the first call, which copies, and kept."""
+        if device not in self._tables:
+            numbers = torch.stack([self.offsets, self.compact().offsets, self.lengths])
+            is_aligned = bool((numbers % 4 == 0).all())
+            is_small = self.num_blocks == 0 or int(numbers[:2].max()) + self.block < 2**31
+            dtype = torch.int32 if is_small else torch.int64
+            self._tables[device] = Table(numbers.to(dtype).to(device), is_aligned)
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, Table]:
+        return {}

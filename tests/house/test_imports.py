@@ -18,7 +18,12 @@ for top in {packages!r}:
     package = importlib.import_module(top)
     for module in pkgutil.walk_packages(package.__path__, top + "."):
         if not module.name.endswith((".__main__", ".env")) and ".versions." not in module.name:
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                # Optional: kernels for CUDA are compiled with it, and nothing else imports them unasked.
+                if error.name != "triton":
+                    raise
 """
 
 WEB_STACK = (

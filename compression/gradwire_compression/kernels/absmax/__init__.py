@@ -1,0 +1,1 @@
+"""What codecs share whose scale is the largest magnitude of the block."""

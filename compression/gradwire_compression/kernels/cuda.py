@@ -1,0 +1,162 @@
+"""The Triton kernels for CUDA tensors, behind the same methods as the references.
+
+Each call is one launch on the current stream, whatever the number of blocks; it copies nothing to the host and
+waits for nothing. Only the first call for a layout copies its table to the device, and the first for a shape
+compiles. Importing this module needs Triton.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire_compression.kernels.absmax import triton as absmax
+from gradwire_compression.kernels.blocks import NUM_LANES, align
+from gradwire_compression.kernels.cast import triton as cast
+from gradwire_compression.kernels.int8 import triton as int8
+from gradwire_compression.kernels.onebit import triton as onebit
+from gradwire_compression.layout import Layout, Table
+
+# What a kernel is compiled for, by the names of its parameters.
+Constants = dict[str, Any]
+
+# Elements of a tile for each thread of a program, and the threads: 4 warps.
+_ELEMENTS_PER_THREAD = 32
+_NUM_WARPS = 4
+_NUM_THREADS = 32 * _NUM_WARPS
+
+
+def absmax_constants(operation: ModuleType, num_bits: int, block: int) -> Constants:
+    """Return what the kernels of a codec with `num_bits` an element need for blocks of `block` elements."""
+    columns = _power_of_two(block)
+    return {
+        "SCALE": operation.scale,
+        "CODE": operation.code,
+        "PACK": operation.pack,
+        "UNPACK": operation.unpack,
+        "VALUE_BYTES": -(-block * num_bits // 8),
+        "VALUE_COLUMNS": columns * num_bits // 8,
+        "ROWS": _rows(columns),
+        "COLUMNS": columns,
+    }
+
+
+def onebit_constants(block: int) -> Constants:
+    """Return what the kernels of onebit need for blocks of `block` elements.
+
+    A block is held by 8 threads of 4 lanes, which is what 16-byte loads want.
+    """
+    turns = -(-block // NUM_LANES)
+    return {
+        "TURNS": turns,
+        "VALUE_BYTES": -(-block // 8),
+        "WORD_COLUMNS": _power_of_two(turns),
+        "ROWS": _NUM_THREADS // 8,
+    }
+
+
+def cast_constants(block: int) -> Constants:
+    """Return what the kernels of the cast need for blocks of `block` elements."""
+    columns = _power_of_two(block)
+    return {"ROWS": _rows(columns), "COLUMNS": columns}
+
+
+SCALED: dict[str, tuple[ModuleType, Callable[[int], Constants]]] = {
+    "int8": (absmax, lambda block: absmax_constants(int8, 8, block)),
+    "onebit": (onebit, onebit_constants),
+}
+
+# One product and one sum are two roundings, as in the references.
+OPTIONS: Constants = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False}
+
+
+def kernel_of(name: str, operation: str, block: int) -> tuple[Any, Constants]:
+    """Return the kernel "encode", "decode" or "reduce" of a codec, and what to compile it for."""
+    if name == "bf16":
+        return getattr(cast, operation), cast_constants(block)
+    module, constants_for = SCALED[name]
+    # 32 turns, of 4 elements a thread, are what fits into a thread's registers.
+    is_large = module is onebit and operation == "encode" and block > 32 * NUM_LANES
+    return getattr(module, "encode_large" if is_large else operation), constants_for(block)
+
+
+class TritonKernels:
+    """Encode, decode and reduce of the scaled codec `name`."""
+
+    def __init__(self, name: str) -> None:
+        assert name in SCALED
+        self._name = name
+
+    def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
+        """Encode x + residual; see `ScaledCodec.encode`."""
+        table, (kernel, constants) = layout.table(x.device), kernel_of(self._name, "encode", layout.block)
+        shards = _shards(payload, layout, constants)
+        _launch(kernel, constants, table, _numbers(x), *_blocks(table), residual, new_residual, payload, *shards)
+
+    def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
+        """Decode into `out`; see `ScaledCodec.decode`."""
+        table, (kernel, constants) = layout.table(out.device), kernel_of(self._name, "decode", layout.block)
+        shards = _shards(payload, layout, constants)
+        constants["IS_ADDED"] = accumulate
+        _launch(kernel, constants, table, payload, *_blocks(table), _numbers(out), weight, *shards)
+
+    def reduce(
+        self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
+    ) -> None:
+        """Encode the mean of several payloads; see `ScaledCodec.reduce`."""
+        table, (kernel, constants) = layout.table(residual.device), kernel_of(self._name, "reduce", layout.block)
+        ranks = payloads, payloads.stride(0), payloads.shape[0]
+        shards = _shards(payload, layout, constants)
+        _launch(kernel, constants, table, *ranks, *_blocks(table), residual, new_residual, payload, *shards)
+
+
+class TritonCastKernels:
+    """Encode and decode of the bf16 cast."""
+
+    def encode(
+        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+    ) -> None:
+        """Cast (x + residual) / W into `wire`; see `BF16Codec.encode`."""
+        table, (kernel, constants) = layout.table(x.device), kernel_of("bf16", "encode", layout.block)
+        rest = residual, new_residual, _numbers(wire), float(world_size)
+        _launch(kernel, constants, table, _numbers(x), *_blocks(table), *rest)
+
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        """Write the elements of `wire` to their places in `out`."""
+        table, (kernel, constants) = layout.table(out.device), kernel_of("bf16", "decode", layout.block)
+        _launch(kernel, constants, table, _numbers(wire), *_blocks(table), _numbers(out))
+
+
+def _launch(kernel: Any, constants: Constants, table: Table, *arguments: object) -> None:
+    """Launch one program for ROWS blocks each, with those constants that the kernel names."""
+    if table.num_blocks == 0:
+        return
+    grid = (-(-table.num_blocks // constants["ROWS"]),)
+    constants["IS_ALIGNED"] = table.is_aligned
+    taken = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    kernel[grid](*arguments, **taken, **OPTIONS)
+
+
+def _blocks(table: Table) -> tuple[Tensor, int]:
+    return table.numbers, table.num_blocks
+
+
+def _shards(payload: Tensor, layout: Layout, constants: Constants) -> tuple[int, int, int]:
+    """Return (blocks of a shard, bytes of its payload, where its scales begin)."""
+    return layout.num_blocks, payload.numel(), align(layout.num_blocks * constants["VALUE_BYTES"])
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return the tensor as kernels take it: bfloat16 as int16."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _rows(columns: int) -> int:
+    return max(1, _ELEMENTS_PER_THREAD * _NUM_THREADS // columns)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()

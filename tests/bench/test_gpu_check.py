@@ -1,0 +1,79 @@
+"""What of bench.gpu_check runs without a GPU: its checks, in Triton's interpreter, and its answer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+CHECKS = """
+import torch
+from bench import gpu_check
+if __name__ == "__main__":
+    gpu_check.check_all(gpu_check.CPU, sizes=(1, 300))
+    print("equal")
+"""
+
+# A kernel that is wrong in one bit must be noticed.
+SPOILED = """
+import torch
+from bench import gpu_check
+from gradwire_compression.kernels import cuda
+
+class Spoiled(cuda.TritonKernels):
+    def encode(self, x, layout, residual, payload, new_residual):
+        super().encode(x, layout, residual, payload, new_residual)
+        payload[0] ^= 1
+
+gpu_check.check_scaled("int8", Spoiled("int8"), 300, 0, gpu_check.CPU)
+"""
+
+RANKS = """
+from bench import gpu_check
+if __name__ == "__main__":
+    gpu_check.exchange({world_size}, "gloo")
+    print("equal")
+"""
+
+
+def run(tmp_path, code):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_checks_pass_in_the_interpreter(tmp_path):
+    outcome = run(tmp_path, CHECKS)
+    assert outcome.stdout == "equal\n", outcome.stderr
+
+
+def test_a_wrong_bit_is_noticed(tmp_path):
+    outcome = run(tmp_path, SPOILED)
+    assert "int8, 300 elements: the payload differs from the reference" in outcome.stderr
+
+
+@pytest.mark.distributed
+def test_exchange_equals_the_references_on_two_ranks(tmp_path):
+    outcome = run(tmp_path, RANKS.format(world_size=2))
+    assert outcome.stdout == "equal\n", outcome.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_gpu_it_says_so_and_shows_no_figures():
+    outcome = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0
+    assert outcome.stdout == "no CUDA device here: nothing was checked or measured\n"

@@ -1,0 +1,104 @@
+"""The Triton kernels in Triton's interpreter against the references, bit for bit: `python interpreted.py CODEC`.
+
+A process of its own, because Triton reads TRITON_INTERPRET when a kernel is defined.
+"""
+
+import sys
+
+import torch
+from gradwire_compression.buckets import pack
+from gradwire_compression.kernels import cuda, dispatch
+from gradwire_compression.kernels.blocks import payload_bytes
+from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
+from gradwire_compression.layout import Layout
+
+from tests.compression.samples import SIZES, hard_values, layout_of, same_bits
+
+# Block and offset: whole lanes and aligned, neither, and the largest that onebit keeps in registers.
+SHAPES = ((256, 0), (100, 3), (1024, 4))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EXTREMES = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 3.4e38, float("inf"), -float("inf"), float("nan"))
+
+
+def encode(kernels, name, x, layout, residual, is_in_place=False):
+    """Return (payload, new residual); both are poisoned before."""
+    size = payload_bytes(layout.num_blocks, dispatch.value_bytes(name, layout.block))
+    payload = torch.full((size,), 0xAB, dtype=torch.uint8)
+    new_residual = residual.clone() if is_in_place else torch.full_like(residual, torch.nan)
+    kernels.encode(x, layout, new_residual if is_in_place else residual, payload, new_residual)
+    return payload, new_residual
+
+
+def check_scaled(name, x, layout, residual):
+    fast, truth = cuda.TritonKernels(name), dispatch.reference_kernels(name)
+    wanted = encode(truth, name, x, layout, residual)
+    for is_in_place in (False, True):
+        got = encode(fast, name, x, layout, residual, is_in_place)
+        assert torch.equal(got[0], wanted[0]), "payload"
+        assert same_bits(got[1], wanted[1]), "residual"
+    payload = wanted[0]
+    for weight, is_added, dtype in ((1.0, False, x.dtype), (0.3, False, x.dtype), (0.3, True, torch.float32)):
+        start = torch.linspace(-1, 1, x.numel()) if is_added else torch.full((x.numel(),), torch.nan)
+        outs = [start.to(dtype), start.to(dtype)]
+        for kernels, out in zip((fast, truth), outs, strict=True):
+            kernels.decode(payload, layout, out, weight, is_added)
+        assert same_bits(*outs), f"decoded with weight {weight}"
+    other, _ = encode(truth, name, (x.float() * -0.7).to(x.dtype), layout, residual)
+    for payloads in (torch.stack([payload, other, payload]), payload[None]):
+        means = [(torch.full_like(payload, 0xCD), torch.full((layout.numel,), torch.nan)) for _ in range(2)]
+        for kernels, (mean, owner) in zip((fast, truth), means, strict=True):
+            kernels.reduce(payloads, layout.compact(), residual * 0.5, mean, owner)
+        assert torch.equal(means[0][0], means[1][0]), "mean"
+        assert same_bits(means[0][1], means[1][1]), "owner's residual"
+
+
+def check_cast(x, layout, residual, world_size):
+    results = []
+    for kernels in (cuda.TritonCastKernels(), ReferenceCastKernels()):
+        wire = torch.full((layout.numel,), torch.nan, dtype=torch.bfloat16)
+        new_residual = torch.full((layout.numel,), torch.nan)
+        kernels.encode(x, layout, residual, wire, new_residual, world_size)
+        out = torch.full_like(x, 5.0)
+        kernels.decode(wire, layout, out)
+        results.append((wire, new_residual, out))
+    for what, one, other in zip(("wire", "residual", "out"), *results, strict=True):
+        assert same_bits(one, other), what
+
+
+def check(name, x, layout, residual):
+    if name == "bf16":
+        for world_size in (1, 3):
+            check_cast(x, layout, residual, world_size)
+    else:
+        check_scaled(name, x, layout, residual)
+
+
+def ties():
+    """Gradients whose means lie near a rounding tie of bfloat16, where another order of summation rounds apart."""
+    magnitudes = torch.rand(32, 1000, generator=torch.Generator().manual_seed(1)) + 0.5
+    magnitudes[:, 0] += 5
+    return magnitudes.flatten(), Layout.build(pack((str(index), 1000) for index in range(32)), 1024)
+
+
+def main(name):
+    # Each size meets each dtype and each shape: the interpreter is too slow for all triples.
+    for index, size in enumerate(SIZES):
+        for turn, dtype in enumerate(DTYPES):
+            block, offset = SHAPES[(index + turn) % len(SHAPES)]
+            x = hard_values(size + offset, seed=size, dtype=dtype)
+            check(name, x, layout_of(size, block, offset), hard_values(size, seed=size + 1) * 0.1)
+    for value in EXTREMES:
+        x = torch.ones(300)
+        # One block is all of that value, the other holds it once.
+        x[:130] = value
+        check(name, x, layout_of(300, 128), torch.full((300,), 0.25))
+    check(name, hard_values(4097), layout_of(4097, 4096), torch.zeros(4097))
+    x, layout = ties()
+    check(name, x, layout, torch.zeros(layout.numel))
+    half_codes = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
+    check(name, half_codes, layout_of(254, 254), torch.zeros(254))
+    print("equal")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
