@@ -8,7 +8,7 @@ import sys
 import torch
 from gradwire_compression.buckets import pack
 from gradwire_compression.kernels import cuda, dispatch
-from gradwire_compression.kernels.blocks import payload_bytes
+from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
 from gradwire_compression.layout import Layout
 
@@ -73,11 +73,24 @@ def check(name, x, layout, residual):
         check_scaled(name, x, layout, residual)
 
 
-def ties():
-    """Gradients whose means lie near a rounding tie of bfloat16, where another order of summation rounds apart."""
-    magnitudes = torch.rand(32, 1000, generator=torch.Generator().manual_seed(1)) + 0.5
+def means_near_ties():
+    """Gradients whose means lie at a rounding tie of bfloat16, where another order of summation rounds apart."""
+    magnitudes = torch.rand(64, 1000, generator=torch.Generator().manual_seed(1)) + 0.5
     magnitudes[:, 0] += 5
-    return magnitudes.flatten(), Layout.build(pack((str(index), 1000) for index in range(32)), 1024)
+    for _ in range(4):
+        mean = lane_sum(magnitudes) / 1000
+        below = (mean.view(torch.int32) & -65536).view(torch.float32)
+        above = (below.view(torch.int32) + 65536).view(torch.float32)
+        magnitudes[:, 0] += ((below + above) / 2 - mean) * 1000
+    return magnitudes.flatten(), Layout.build(pack((str(index), 1000) for index in range(64)), 1024)
+
+
+def codes_near_ties():
+    """Gradients whose quotients by the scale are halves, where a product by 1 / scale rounds apart."""
+    scales = torch.rand(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(torch.float32) + 1e-3
+    scales = scales.to(torch.bfloat16).to(torch.float32)
+    codes = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
+    return (codes * scales[:, None]).flatten(), Layout.build(pack((str(index), 254) for index in range(64)), 254)
 
 
 def main(name):
@@ -93,10 +106,8 @@ def main(name):
         x[:130] = value
         check(name, x, layout_of(300, 128), torch.full((300,), 0.25))
     check(name, hard_values(4097), layout_of(4097, 4096), torch.zeros(4097))
-    x, layout = ties()
-    check(name, x, layout, torch.zeros(layout.numel))
-    half_codes = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
-    check(name, half_codes, layout_of(254, 254), torch.zeros(254))
+    for x, layout in (means_near_ties(), codes_near_ties()):
+        check(name, x, layout, torch.zeros(layout.numel))
     print("equal")
 
 
