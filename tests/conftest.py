@@ -1,9 +1,15 @@
 """One rule for the whole suite: on CI the tests that need a special machine run, they do not skip."""
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
+
+# A shell that starts the suite in the background has it ignore interrupts, and every process it starts as well;
+# tests that interrupt a process need the usual meaning.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MUST_RUN = ("browser", "distributed", "netns", "prometheus")
 
