@@ -1,0 +1,130 @@
+"""Bad messages get an error that names the field and the limit; good ones come back as they were."""
+
+import uuid
+from typing import Any
+
+import msgspec
+import pytest
+from gradwire_protocol import coding, limits
+from gradwire_protocol.codecs import CATALOGUE, validate_codec
+from gradwire_protocol.errors import MalformedError, ProtocolError, TooLargeError
+from gradwire_protocol.identity import new_id, validate_name
+from gradwire_protocol.plans import PlanSpec, validate_plan
+from protocol.messages import BATCH, MESSAGES
+
+
+def body(**changes: Any) -> bytes:
+    return msgspec.json.encode({**msgspec.to_builtins(BATCH), **changes})
+
+
+def record(index: int, **changes: Any) -> bytes:
+    records = msgspec.to_builtins(BATCH)["records"]
+    records[index].update(changes)
+    return body(records=records)
+
+
+def test_a_batch_comes_back_as_it_was() -> None:
+    assert coding.decode_batch(coding.encode(BATCH)) == BATCH
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        (b"", ""),
+        (b"[", ""),
+        (b"\xff", ""),
+        (b"[" * 100_000, ""),
+        (body(protocol=2), "protocol"),
+        (body(run="../../etc/passwd"), "run"),
+        (body(model=""), "model"),
+        (body(model="a\0b"), "model"),
+        (body(number=0), "number"),
+        (body(number=-1), "number"),
+        (body(number=2**63), "number"),
+        (body(number=1.5), "number"),
+        (body(number=True), "number"),
+        (body(number="12"), "number"),
+        (record(0, run_name=" "), "records[0].run_name"),
+        (record(0, plan={"codec": "martian"}), "records[0].plan.codec"),
+        (record(1, first_step=10**30), "records[1].first_step"),
+        (record(1, last_step=1), "records[1].last_step"),
+        (record(1, seconds={"step": -1.0}), "records[1].seconds.step"),
+        (record(2, values=[0.5]), "records[2].values"),
+        (record(2, values=[0.5, 0.25]), "records[2].values[1]"),
+        (record(2, kinds={"1": "large"}), "records[2].kinds"),
+        (record(3, step=-1), "records[3].step"),
+    ],
+)
+def test_a_malformed_batch_is_refused_by_field(sent: bytes, field: str) -> None:
+    with pytest.raises(MalformedError) as caught:
+        coding.decode_batch(sent)
+    assert caught.value.field.startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("sent", "limit"),
+    [
+        (b" " * (limits.MAX_BODY_BYTES + 1), limits.MAX_BODY_BYTES),
+        (body(records=[msgspec.to_builtins(BATCH.records[6])] * 201), limits.MAX_BATCH_RECORDS),
+        (record(2, steps=list(range(1001)), values=[0.5] * 1001, kinds={}), limits.MAX_POINTS_PER_RECORD),
+        (record(3, message="x" * 2001), limits.MAX_TEXT_CHARACTERS),
+    ],
+)
+def test_what_is_too_large_is_refused_with_the_limit(sent: bytes, limit: int) -> None:
+    with pytest.raises(TooLargeError) as caught:
+        coding.decode_batch(sent)
+    assert caught.value.limit == limit
+    assert str(limit) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_unknown_fields_of_a_newer_version_are_passed_over(name: str) -> None:
+    kind, message = MESSAGES[name]
+    newer = {**msgspec.to_builtins(message), "a_field_of_the_future": {"deep": [1, 2]}}
+    assert coding.decode(msgspec.json.encode(newer), kind) == message
+
+
+@pytest.mark.parametrize("name", ["🚀 größe ✓ 实验", "x\u2028y", "\u202eabc", "<b>bold</b>", ".", "a/b", "a%2Fb"])
+def test_odd_names_are_names(name: str) -> None:
+    assert validate_name(name, field="name") == name
+
+
+@pytest.mark.parametrize("name", ["", "   ", "a\0b", "\ud83d", "line\nbreak", "x" * 201])
+def test_names_that_cannot_be_stored_or_shown_are_refused(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        validate_name(name, field="name")
+
+
+def test_ids_are_version_7_and_ordered_by_time() -> None:
+    ids = [new_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert {uuid.UUID(value).version for value in ids} == {7}
+    prefixes = [value[:13] for value in ids]
+    assert prefixes == sorted(prefixes)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_codec_has_defaults_within_its_own_ranges(name: str) -> None:
+    filled = validate_codec(name, {})
+    assert validate_codec(name, filled) == filled
+    for spec in CATALOGUE[name].parameters:
+        for bad in (spec.low - 1, spec.high + 1, True):
+            with pytest.raises(MalformedError, match=str(spec.high)):
+                validate_codec(name, {spec.name: bad})
+
+
+@pytest.mark.parametrize(
+    ("plan", "field"),
+    [
+        (PlanSpec(codec="int9"), "plan.codec"),
+        (PlanSpec(codec="int8", parameters={"blok": 1}), "plan.parameters.blok"),
+        (PlanSpec(min_elements=-1), "plan.min_elements"),
+        (PlanSpec(warmup_steps=2**63), "plan.warmup_steps"),
+        (PlanSpec(exempt_patterns=("",)), "plan.exempt_patterns"),
+        (PlanSpec(exempt_patterns=("*",) * 65), "plan.exempt_patterns"),
+    ],
+)
+def test_a_bad_plan_is_refused_by_field(plan: PlanSpec, field: str) -> None:
+    with pytest.raises(MalformedError) as caught:
+        validate_plan(plan)
+    assert caught.value.field == field
