@@ -5,6 +5,11 @@ import signal
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# Property tests judge results, not time, and CI tries the same examples every time; developers try new ones.
+settings.register_profile("gradwire", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("gradwire")
 
 # A shell that starts the suite in the background has it ignore interrupts, and every process it starts as well;
 # tests that interrupt a process need the usual meaning.
