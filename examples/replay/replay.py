@@ -1,5 +1,6 @@
 """Plays a training's nodes against a real server: batches, the long poll, votes and results."""
 
+import threading
 import time
 
 import httpx
@@ -35,6 +36,8 @@ class Replay:
         self.epoch = 0
         self.revision = 0
         self._settling = 0
+        # One thread may play it live while another tells more.
+        self._lock = threading.RLock()
         self._numbers = [0] * len(training.hosts)
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
         for node in range(len(training.hosts)):
@@ -109,6 +112,10 @@ class Replay:
         self._send(0, list(records))
 
     def _report(self, num_windows: int) -> None:
+        with self._lock:
+            self._report_windows(num_windows)
+
+    def _report_windows(self, num_windows: int) -> None:
         first_step = self.step
         firsts = range(first_step, first_step + num_windows * STEPS_PER_WINDOW, STEPS_PER_WINDOW)
         codec, settling = self.plan.codec, self._settling
@@ -128,6 +135,10 @@ class Replay:
         self.step = first_step + num_windows * STEPS_PER_WINDOW
 
     def _send(self, node: int, records: list[Record]) -> None:
+        with self._lock:
+            self._send_next(node, records)
+
+    def _send_next(self, node: int, records: list[Record]) -> None:
         self._numbers[node] += 1
         batch = Batch(
             run=self.run_id,

@@ -1,6 +1,7 @@
 """Requests in and answers out: bodies within their limit, JSON by msgspec, every error in one shape."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -21,6 +22,11 @@ from gradwire_server.errors import InvalidError, ServiceError, SlowError, protoc
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+# So much of a refused body is still received and thrown away: who sends a little too much then reads the answer,
+# where hanging up amid the sending would reset the connection and lose it.
+DISCARDED_BYTES = 4 * limits.MAX_BODY_BYTES
+DISCARD_SECONDS = 2.0
 
 # A body of the largest size needs one second at 1 MB/s; who needs longer than this holds a connection for nothing.
 BODY_SECONDS = 10.0
@@ -52,12 +58,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int = limits.MAX_BODY
     if encoding != "identity":
         raise InvalidError(f"content-encoding {encoding[:40]!r}; wanted: none", field="content-encoding")
     stated = headers.get(b"content-length", b"0")
-    _check_size(int(stated) if stated.isdigit() else 0, limit)
     try:
+        _check_size(int(stated) if stated.isdigit() else 0, limit)
         async with asyncio.timeout(BODY_SECONDS):
             return await _receive_body(receive, limit)
     except TimeoutError as error:
         raise SlowError(f"the body was not complete after {BODY_SECONDS:g} s", field="body") from error
+    except TooLargeError:
+        await _discard_body(receive)
+        raise
 
 
 async def _receive_body(receive: Receive, limit: int) -> bytes:
@@ -72,6 +81,17 @@ async def _receive_body(receive: Receive, limit: int) -> bytes:
         _check_size(num_bytes, limit)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def _discard_body(receive: Receive) -> None:
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while num_bytes < DISCARDED_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _check_size(num_bytes: int, limit: int) -> None:

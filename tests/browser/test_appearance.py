@@ -96,10 +96,12 @@ def test_charts_are_drawn_and_follow_theme_and_data(person: Person, server: Serv
         assert page.evaluate("getComputedStyle(document.querySelector('.main-svg')).position") == "absolute"
         axis = page.locator("#chart-throughput .xtick text").last
         before = axis.get_attribute("style")
+        # The button stands at the top, so the charts go out of sight: they follow when they come near again.
         with page.expect_response(
             lambda answer: "/figures/throughput" in answer.url and "theme=dark" in answer.url
         ):
             page.locator("#theme").click()
+            page.locator("#chart-throughput").scroll_into_view_if_needed()
         expect(page.locator("html")).to_have_attribute("data-theme", "dark")
         expect(axis).not_to_have_attribute("style", before or "")
         with page.expect_response(lambda answer: "/figures/throughput" in answer.url):

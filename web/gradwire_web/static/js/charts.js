@@ -27,16 +27,21 @@ function load(address) {
 async function draw(figure) {
   const state = charts.get(figure);
   const area = figure.querySelector(".chart-area");
+  const wanted = theme();
   state.drawnAt = Date.now();
   try {
     const [plotly, answer] = await Promise.all([
       load(area.dataset.library),
-      fetch(`${figure.dataset.src}&theme=${theme()}`, { headers: { Accept: "application/json" } }),
+      fetch(`${figure.dataset.src}&theme=${wanted}`, { headers: { Accept: "application/json" } }),
     ]);
     if (!answer.ok) {
       throw new Error(`status ${answer.status}`);
     }
     const { data, layout } = await answer.json();
+    if (wanted !== theme()) {
+      // The theme has changed meanwhile, and with it another drawing is under way.
+      return;
+    }
     area.querySelector("noscript")?.remove();
     if (area.classList.contains("failed")) {
       area.textContent = "";
@@ -52,9 +57,9 @@ async function draw(figure) {
   }
 }
 
-function drawNear(isForced) {
+function drawNear() {
   for (const [figure, state] of charts) {
-    if (state.isNear && (isForced || Date.now() - state.drawnAt >= REFRESH_MS)) {
+    if (state.isNear && Date.now() - state.drawnAt >= REFRESH_MS) {
       draw(figure);
     }
   }
@@ -75,5 +80,11 @@ const observer = new IntersectionObserver(
 for (const figure of charts.keys()) {
   observer.observe(figure);
 }
-document.addEventListener("gradwire:fresh", () => drawNear(false));
-document.addEventListener("gradwire:theme", () => drawNear(true));
+document.addEventListener("gradwire:fresh", drawNear);
+document.addEventListener("gradwire:theme", () => {
+  // Those far away follow when they come near.
+  for (const state of charts.values()) {
+    state.drawnAt = 0;
+  }
+  drawNear();
+});
