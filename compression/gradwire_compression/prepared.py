@@ -79,7 +79,7 @@ class Prepared:
         if not is_dense:
             return None
         compressed = tuple(slot for slot in shape.slots if self.is_compressed(slot.name))
-        if not compressed or self._ranks.group is None:
+        if not any(slot.numel for slot in compressed) or self._ranks.group is None:
             return None
         exempt = tuple(slot for slot in shape.slots if not self.is_compressed(slot.name))
         collective = self._collective(compressed, self._ranks.group)

@@ -6,6 +6,13 @@ from gradwire_compression.layout import Layout
 
 SIZES = (1, 7, 63, 255, 1000, 4097)
 
+# Every codec with a scale a block: the bytes that the values of one block take.
+VALUE_BYTES = {
+    "int8": lambda block: block,
+    "int4": lambda block: -(-block // 2),
+    "onebit": lambda block: -(-block // 8),
+}
+
 
 def hard_values(num_elements, seed=0, dtype=torch.float32):
     """Normal values with zeros of both signs, denormals, ties, huge and tiny ones strewn in."""

@@ -10,10 +10,10 @@ from gradwire_compression.codecs.registry import facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compression.samples import SIZES, hard_values, layout_of
+from tests.compression.samples import SIZES, VALUE_BYTES, hard_values, layout_of
 
 CPU = torch.device("cpu")
-NAMES = ("int8", "onebit")
+NAMES = tuple(VALUE_BYTES)
 
 
 def _encode(codec, x, layout, residual):
@@ -50,7 +50,7 @@ def test_payload_has_exactly_wire_bytes_and_equal_input_gives_equal_bytes(name, 
     x, layout = hard_values(size + offset, seed=size), layout_of(size, block, offset)
     payload = _encode(codec, x, layout, torch.zeros(size))
     num_blocks = -(-size // block) + 1
-    values = num_blocks * (block if name == "int8" else -(-block // 8))
+    values = num_blocks * VALUE_BYTES[name](block)
     assert payload.numel() == -(-values // 16) * 16 + -(-num_blocks * 2 // 16) * 16
     again = torch.full_like(payload, 0x11)
     codec.encode(x, layout, torch.zeros(size), again)
@@ -120,7 +120,7 @@ def test_tiny_and_huge_gradients_neither_vanish_into_nan_nor_grow(name, value):
     x, layout = torch.full((64,), value), layout_of(64, 64)
     payload = _encode(codec, x, layout, torch.zeros(64))
     decoded = _decoded(codec, payload, layout).double()
-    if value < 1 or name == "int8":
+    if value < 1 or name != "onebit":
         assert decoded.isfinite().all()
         assert float(decoded.abs().max()) <= 2 * value
     else:
@@ -128,13 +128,14 @@ def test_tiny_and_huge_gradients_neither_vanish_into_nan_nor_grow(name, value):
         assert decoded.isnan().all()
 
 
-def test_int8_does_not_clip_the_largest_value():
-    codec, layout = ScaledCodec("int8", 64, CPU), layout_of(64, 64)
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
+def test_symmetric_codes_do_not_clip_the_largest_value(name, limit):
+    codec, layout = ScaledCodec(name, 64, CPU), layout_of(64, 64)
     for seed in range(50):
         x = torch.randn(64, generator=torch.Generator().manual_seed(seed))
         new = torch.zeros(64)
         _encode(codec, x, layout, new)
-        step = x.abs().max() / 127
+        step = x.abs().max() / limit
         assert float(new.abs().max()) <= 0.51 * float(step) * 1.01
 
 

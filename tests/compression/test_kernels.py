@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gradwire_compression.buckets import pack
+from gradwire_compression.codecs import registry
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
@@ -10,17 +11,17 @@ from gradwire_compression.layout import Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compression.samples import SIZES, hard_values, layout_of, same_bits
+from tests.compression.samples import SIZES, VALUE_BYTES, hard_values, layout_of, same_bits
 
 CPU = torch.device("cpu")
-CODECS = {"int8": lambda block: block, "onebit": lambda block: -(-block // 8)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="the compiled kernels are not built here")
 
 
 def _encode(kernels, name, x, layout, residual):
-    payload = torch.full((payload_bytes(layout.num_blocks, CODECS[name](layout.block)),), 0xAB, dtype=torch.uint8)
+    num_bytes = payload_bytes(layout.num_blocks, VALUE_BYTES[name](layout.block))
+    payload = torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
     new_residual = torch.full_like(residual, torch.nan)
     kernels.encode(x, layout, residual, payload, new_residual)
     return payload, new_residual
@@ -58,7 +59,7 @@ def _check_reduce(name, x, layout, residual, payload):
     assert same_bits(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", VALUE_BYTES)
 @pytest.mark.parametrize("block", [64, 100, 256, 1024, 4096])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,14 +69,14 @@ def test_compiled_kernel_equals_reference(name, block, size, dtype):
     _check_round_trip(name, x, layout_of(size, block, offset=3), residual)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", VALUE_BYTES)
 def test_compiled_kernel_equals_reference_when_large(name):
     size = 1_000_003
     x, residual = torch.randn(size), torch.randn(size) * 0.01
-    _check_round_trip(name, x, layout_of(size, 1024 if name == "onebit" else 256), residual)
+    _check_round_trip(name, x, layout_of(size, registry.facts(name).parameters[0].default), residual)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", VALUE_BYTES)
 @pytest.mark.parametrize(
     "value", [0.0, -0.0, 1e-45, -1e-40, 1e-38, 3.4e38, float("inf"), -float("inf"), float("nan")]
 )
@@ -88,12 +89,19 @@ def test_compiled_kernel_equals_reference_on_extremes(name, value, where):
     _check_round_trip(name, x, layout_of(1000, 256), torch.full((1000,), 0.25))
 
 
-@pytest.mark.parametrize("codes", [[0.5, 1.5, 2.5, 126.5, -0.5, -1.5, -126.5, 127.0]])
-def test_int8_rounds_ties_to_even(codes):
-    x = torch.tensor(codes)
-    layout = layout_of(len(codes), 64)
-    payload, _ = _encode(dispatch.scaled_kernels("int8", CPU), "int8", x, layout, torch.zeros(len(codes)))
-    assert payload[: len(codes)].view(torch.int8).tolist() == [0, 2, 2, 126, 0, -2, -126, 127]
+def test_int8_rounds_ties_to_even():
+    x = torch.tensor([0.5, 1.5, 2.5, 126.5, -0.5, -1.5, -126.5, 127.0])
+    layout = layout_of(8, 64)
+    payload, _ = _encode(dispatch.scaled_kernels("int8", CPU), "int8", x, layout, torch.zeros(8))
+    assert payload[:8].view(torch.int8).tolist() == [0, 2, 2, 126, 0, -2, -126, 127]
+
+
+def test_int4_rounds_ties_to_even_and_packs_the_even_element_low():
+    x = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 6.5, 7.0])
+    layout = layout_of(7, 64)
+    payload, _ = _encode(dispatch.scaled_kernels("int4", CPU), "int4", x, layout, torch.zeros(7))
+    # 0, 2, 2, -0, -2, 6, 7
+    assert [f"{byte:02x}" for byte in payload[:4].tolist()] == ["20", "02", "6e", "07"]
 
 
 def _assert_same_payload(name, x, layout):
@@ -117,17 +125,18 @@ def test_onebit_scale_is_the_same_where_the_order_of_summation_decides(length):
     _assert_same_payload("onebit", magnitudes.flatten(), Layout.build(slots, block))
 
 
-def test_int8_codes_are_the_same_where_the_division_decides():
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
+def test_codes_are_the_same_where_the_division_decides(name, limit):
     scales = torch.rand(300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(torch.float32) + 1e-3
     scales = scales.to(torch.bfloat16).to(torch.float32)
-    ties = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
-    slots = pack((str(index), 254) for index in range(300))
-    _assert_same_payload("int8", (ties * scales[:, None]).flatten(), Layout.build(slots, 254))
+    ties = torch.cat([torch.arange(1 - limit, limit) + 0.5, torch.tensor([float(limit)])])
+    slots = pack((str(index), ties.numel()) for index in range(300))
+    _assert_same_payload(name, (ties * scales[:, None]).flatten(), Layout.build(slots, ties.numel()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(CODECS)),
+    name=st.sampled_from(sorted(VALUE_BYTES)),
     block=st.integers(64, 4096),
     size=st.integers(1, 3000),
     scale=st.floats(-44, 38),

@@ -8,6 +8,8 @@ from gradwire_compression.layout import Layout
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compression.samples import VALUE_BYTES
+
 sizes = st.lists(st.integers(0, 3000), min_size=1, max_size=6)
 
 
@@ -50,7 +52,7 @@ def test_compact_blocks_lie_one_after_the_other(numels):
     assert compact.numel == sum(numels)
 
 
-@given(num_blocks=st.integers(0, 100_000), world_size=st.integers(2, 64), name=st.sampled_from(["int8", "onebit"]))
+@given(num_blocks=st.integers(0, 100_000), world_size=st.integers(2, 64), name=st.sampled_from(sorted(VALUE_BYTES)))
 def test_parts_hold_all_blocks_and_stay_within_their_size(num_blocks, world_size, name):
     codec = ScaledCodec(name, 256, torch.device("cpu"))
     num_parts, shard_blocks = divide(num_blocks, world_size, codec)

@@ -4,6 +4,9 @@ import torch
 from gradwire_compression import BucketTiming, Exchange, Plan, ddp
 from torch.nn.parallel import DistributedDataParallel
 
+# Every codec that loses something.
+CODECS = ("bf16", "int8", "int4", "onebit")
+
 
 class Script:
     """An observer that switches at given steps and keeps all it is told."""

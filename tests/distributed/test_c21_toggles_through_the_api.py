@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 import torch.distributed as dist
+from distributed.hooked import CODECS
 from distributed.ranks import run_ranks
 from distributed.training import attach, batch, changes, flat, make_model, random_delay, train_step
 from gradwire_protocol import routes
@@ -74,7 +75,7 @@ def _toggle(client: httpx.Client, folder: Path) -> str:
     revision = _wait_for(lambda: _view(client, run), "run on the server")["revision"]
     for _ in range(NUM_TOGGLES):
         time.sleep(chance.random() * 0.15)
-        codec = chance.choice(["none", "bf16", "int8", "onebit"])
+        codec = chance.choice(["none", *CODECS])
         body = {"plan": {"codec": codec, "min_elements": 64}, "revision": revision}
         answer = client.post(routes.DIRECTIVES.format(run=run), json=body)
         assert answer.status_code in (200, 202), answer.text

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.hooked import Given, everything, gradients_of, replicas_equal, wrap
+from distributed.hooked import CODECS, Given, everything, gradients_of, replicas_equal, wrap
 from distributed.ranks import run_ranks
 from gradwire_compression import Plan
 from gradwire_compression.codecs import registry
@@ -31,7 +31,9 @@ def _memory(rank, world_size, codec):
     return before, known, prepared.memory_bytes, exchange.memory_bytes(Plan())
 
 
-@pytest.mark.parametrize(("codec", "low", "high"), [("bf16", 4, 9), ("int8", 8, 11.5), ("onebit", 8, 9)])
+@pytest.mark.parametrize(
+    ("codec", "low", "high"), [("bf16", 4, 9), ("int8", 8, 11.5), ("int4", 8, 10), ("onebit", 8, 9)]
+)
 def test_memory_is_told_before_it_is_taken(codec, low, high):
     numel = 400 * 500 + 300 * 700
     for before, known, taken, none in run_ranks(2, _memory, codec):
@@ -59,7 +61,7 @@ def _allocations(rank, world_size, codec):
     return largest
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "onebit"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_steady_step_allocates_nothing_large(codec):
     # gloo's all-gather takes one payload for itself; a float32 copy of a shard would be twice as much.
     payload_bytes = registry.facts(codec).bits_per_element / 8 * (400 * 500 + 300 * 700)
@@ -80,7 +82,7 @@ def _uneven(rank, world_size, codec):
     return applied, script.num_ended
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "onebit"])
+@pytest.mark.parametrize("codec", ["none", *CODECS])
 def test_rank_without_data_takes_part_in_the_others_steps(codec):
     (first, num_first), (second, num_second) = run_ranks(2, _uneven, codec)
     assert first == pytest.approx([2.0, 2.0, 2.0, 1.0, 1.0], rel=0.02)

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.hooked import Given, everything, gradients_of, wrap
+from distributed.hooked import CODECS, Given, everything, gradients_of, wrap
 from distributed.ranks import run_ranks
 from gradwire_compression import (
     CompressionError,
@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.distributed
 
-CODECS = ("bf16", "int8", "onebit")
 SHAPES = [(40, 70), (33,), (3000, 10)]
 
 

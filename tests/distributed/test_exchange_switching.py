@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from distributed.hooked import Given, everything, gradients_of, replicas_equal, wrap
+from distributed.hooked import CODECS, Given, everything, gradients_of, replicas_equal, wrap
 from distributed.ranks import run_ranks
 from gradwire_compression import Plan
 from torch.nn.parallel import DistributedDataParallel
@@ -58,7 +58,7 @@ def _assert_replicas_agree(results):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("codec", ["int8", "onebit"])
+@pytest.mark.parametrize("codec", [name for name in CODECS if name != "bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_planned_change_to_none_loses_nothing(world_size, codec, dtype):
     switches = {2: (everything(codec), "carry"), 21: (Plan(), "carry")}
@@ -159,7 +159,7 @@ def _roll_back(rank, world_size, codec, as_view, set_to_none):
     return is_equal, script.reports[5].residual_norm_dropped
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "onebit"])
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("as_view", [False, True])
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_rollback_is_plain_ddp_from_its_very_step(codec, as_view, set_to_none):
@@ -176,6 +176,7 @@ def _toggle(rank, world_size, seed):
         Plan(),
         everything("bf16"),
         everything("int8"),
+        everything("int4"),
         everything("onebit"),
         Plan(codec="int8", min_elements=99),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 import gradwire
 import pytest
 import torch
+from distributed.hooked import CODECS
 from distributed.ranks import run_ranks
 from distributed.training import attach, batch, flat, make_model, train_step
 from gradwire_protocol.records import Event
@@ -64,7 +65,7 @@ def _poisoned(rank: int, world_size: int, folder: str, codec: str) -> tuple[list
     return [(e.kind, e.step, e.rank) for e in events if e.kind == "nonfinite"], seen_at_5, flat(ddp)
 
 
-@pytest.mark.parametrize("codec", ["onebit", "int8", "bf16"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_c01_one_bad_value_is_one_event_and_spoils_one_step(codec, tmp_path):
     (events0, seen0, flat0), (events1, seen1, flat1) = run_ranks(2, _poisoned, str(tmp_path), codec)
     assert events0 == []

@@ -140,4 +140,42 @@ ALWAYS void keep_residual(const float *residual, float *new_residual, int64_t le
     if (new_residual != residual) memcpy(new_residual, residual, (size_t)length * 4);
 }
 
+/* Largest magnitude as bits, where order of bits is order of magnitude and every NaN is above infinity. */
+ALWAYS uint32_t largest_magnitude(const float *values, int64_t length) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < length; i++) {
+        uint32_t magnitude = bits_of(values[i]) & MAGNITUDE;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+ALWAYS int is_sent(uint16_t scale) { return scale != 0 && scale != NAN_BF16; }
+
+/* Writes x + residual to `sums` and returns the scale, largest magnitude / limit; 0 and NaN say that nothing is
+ * sent, and then the residual is settled. */
+ALWAYS uint16_t scale_by_largest(
+    const float *restrict x, const float *residual, float *new_residual, int64_t length, float limit, float *sums) {
+    if (add_residual(x, residual, length, sums) == 0) {
+        keep_residual(residual, new_residual, length);
+        return 0;
+    }
+    uint32_t largest = largest_magnitude(sums, length);
+    uint16_t half = to_bf16(from_bits(largest) / limit);
+    if (largest >= INFINITY_BITS || !is_finite_bf16(half)) {
+        keep_residual(residual, new_residual, length);
+        return NAN_BF16;
+    }
+    if (half == 0) memcpy(new_residual, sums, (size_t)length * 4);
+    return half;
+}
+
+ALWAYS float clamped(float value, float limit) {
+    value = value < -limit ? -limit : value;
+    return value > limit ? limit : value;
+}
+
+/* Rounds a value below 2**22 half to even: adding 1.5 * 2**23 leaves the integer in the low bits. */
+ALWAYS int32_t rounded(float value) { return (int32_t)(bits_of(value + 12582912.0f) - 0x4b400000u); }
+
 #endif

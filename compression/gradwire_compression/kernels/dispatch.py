@@ -11,6 +11,7 @@ from gradwire_compression.errors import PlanError
 from gradwire_compression.kernels.blocks import ReferenceKernels, ScaledOperation
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
 from gradwire_compression.kernels.cpu import CpuCastKernels, CpuKernels
+from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
 from gradwire_compression.layout import Layout
@@ -23,7 +24,11 @@ try:
 except ImportError:
     _cpu = None
 
-_OPERATIONS: dict[str, ScaledOperation] = {"int8": Int8Operation(), "onebit": OnebitOperation()}
+_OPERATIONS: dict[str, ScaledOperation] = {
+    "int8": Int8Operation(),
+    "int4": Int4Operation(),
+    "onebit": OnebitOperation(),
+}
 
 _NOT_BUILT = (
     "the compiled CPU kernels are missing (no C compiler when Gradwire was installed), "

@@ -1,0 +1,1 @@
+"""Half a byte an element."""
