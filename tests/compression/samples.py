@@ -9,6 +9,7 @@ SIZES = (1, 7, 63, 255, 1000, 4097)
 # Every codec with a scale a block: the bytes that the values of one block take.
 VALUE_BYTES = {
     "int8": lambda block: block,
+    "fp8": lambda block: block,
     "int4": lambda block: -(-block // 2),
     "onebit": lambda block: -(-block // 8),
 }

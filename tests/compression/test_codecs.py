@@ -128,8 +128,8 @@ def test_tiny_and_huge_gradients_neither_vanish_into_nan_nor_grow(name, value):
         assert decoded.isnan().all()
 
 
-@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
-def test_symmetric_codes_do_not_clip_the_largest_value(name, limit):
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7), ("fp8", 14)])
+def test_codes_do_not_clip_the_largest_value(name, limit):
     codec, layout = ScaledCodec(name, 64, CPU), layout_of(64, 64)
     for seed in range(50):
         x = torch.randn(64, generator=torch.Generator().manual_seed(seed))

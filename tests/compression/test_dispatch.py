@@ -13,7 +13,7 @@ from gradwire_compression import notes
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.kernels.blocks import ReferenceKernels
 cpu = torch.device("cpu")
-for name in ("int8", "int4", "onebit", "int8"):
+for name in ("int8", "fp8", "int4", "onebit", "int8"):
     assert isinstance(ScaledCodec(name, 64, cpu)._kernels, ReferenceKernels)
 print(*notes(), sep="\\n")
 """

@@ -104,6 +104,16 @@ def test_int4_rounds_ties_to_even_and_packs_the_even_element_low():
     assert [f"{byte:02x}" for byte in payload[:4].tolist()] == ["20", "02", "6e", "07"]
 
 
+def test_fp8_codes_are_the_e4m3_floats_that_they_stand_for():
+    # The largest value makes the scale 1; the others are normal, denormal and a tie of each, the last is too small.
+    x = torch.tensor([448.0, -1.0, 0.015625, 2**-9, -3 * 2**-9, 17.0, 19.0, 2**-10, 3 * 2**-10, 2**-11])
+    payload, _ = _encode(dispatch.scaled_kernels("fp8", CPU), "fp8", x, layout_of(10, 64), torch.zeros(10))
+    assert bytes(payload[:10].tolist()).hex() == "7eb808018358" + "5a000200"
+    decoded = torch.empty(10)
+    dispatch.scaled_kernels("fp8", CPU).decode(payload, layout_of(10, 64), decoded, 1.0, False)
+    assert decoded.tolist() == [448.0, -1.0, 0.015625, 2**-9, -3 * 2**-9, 16.0, 20.0, 0.0, 2**-8, 0.0]
+
+
 def _assert_same_payload(name, x, layout):
     fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
     residual = torch.zeros(layout.numel)

@@ -10,7 +10,7 @@ from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.layout import Layout
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `(int8|int4|onebit)` \| ([^|`]*, [^|`]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `(int8|fp8|int4|onebit)` \| ([^|`]*, [^|`]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
 
 
 def _bytes(text):
@@ -20,7 +20,7 @@ def _bytes(text):
 
 
 def test_page_has_its_examples():
-    assert len(ROWS) == 5
+    assert len(ROWS) == 6
 
 
 @pytest.mark.parametrize(("name", "gradient", "payload"), ROWS)

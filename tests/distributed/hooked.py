@@ -5,7 +5,7 @@ from gradwire_compression import BucketTiming, Exchange, Plan, ddp
 from torch.nn.parallel import DistributedDataParallel
 
 # Every codec that loses something.
-CODECS = ("bf16", "int8", "int4", "onebit")
+CODECS = ("bf16", "int8", "fp8", "int4", "onebit")
 
 
 class Script:

@@ -233,7 +233,7 @@ def test_c17_sizes_that_divide_by_nothing(codec, world_size):
 
 
 def _c19(rank, world_size):
-    plans = ["none", "bf16", "int8", "int4", "onebit", "none"]
+    plans = ["none", "bf16", "int8", "fp8", "int4", "onebit", "none"]
     switches = {1 + 3 * i: (everything(name), "carry") for i, name in enumerate(plans[:-1])}
     switches[3 * len(plans) - 2] = (Plan(), "drop")
     model, _, script = wrap(Given((4, 4)), Plan(), switches)

@@ -51,7 +51,9 @@ def _relative_errors(results, num_steps):
         yield float((results[0][0][index] / num_steps - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize(("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-3), ("int4", 0.01), ("onebit", 0.03)])
+@pytest.mark.parametrize(
+    ("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-3), ("fp8", 3e-3), ("int4", 0.01), ("onebit", 0.03)]
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_codec_applies_the_mean_over_time(codec, limit, world_size):
     results = run_ranks(world_size, _steady, codec, 50, torch.float32)
@@ -90,7 +92,9 @@ def _conserve(rank, world_size, codec):
 
 
 # The native sum of bf16 rounds once a hop, and no rank can know by how much.
-@pytest.mark.parametrize(("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-6), ("int4", 1e-6), ("onebit", 1e-6)])
+@pytest.mark.parametrize(
+    ("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-6), ("fp8", 1e-6), ("int4", 1e-6), ("onebit", 1e-6)]
+)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_what_is_applied_and_what_is_owed_add_up_to_the_gradients(codec, limit, world_size):
     results = run_ranks(world_size, _conserve, codec)

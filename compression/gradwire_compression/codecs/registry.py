@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gradwire_compression.codecs import bf16, int4, int8, onebit, powersgd
+from gradwire_compression.codecs import bf16, fp8, int4, int8, onebit, powersgd
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.bf16 import BF16Codec
 from gradwire_compression.codecs.facts import CodecFacts, Number
@@ -12,7 +12,10 @@ from gradwire_compression.codecs.powersgd import LowRankCodec
 
 _NONE = CodecFacts("none", 32.0, is_lossy=False, has_residual=False)
 
-_FACTS = {facts.name: facts for facts in (_NONE, bf16.FACTS, int8.FACTS, int4.FACTS, onebit.FACTS, powersgd.FACTS)}
+_FACTS = {
+    facts.name: facts
+    for facts in (_NONE, bf16.FACTS, int8.FACTS, fp8.FACTS, int4.FACTS, onebit.FACTS, powersgd.FACTS)
+}
 
 
 def available() -> tuple[str, ...]:

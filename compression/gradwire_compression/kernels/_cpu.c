@@ -9,6 +9,7 @@
 
 #include "block.h"
 #include "cast/kernel.h"
+#include "fp8/kernel.h"
 #include "int4/kernel.h"
 #include "int8/kernel.h"
 #include "onebit/kernel.h"
@@ -104,6 +105,7 @@ ALWAYS void emit(
     }
 
 SCALED_CODEC(int8)
+SCALED_CODEC(fp8)
 SCALED_CODEC(int4)
 SCALED_CODEC(onebit)
 
@@ -182,6 +184,7 @@ static int read_table(const long long *values, struct table *table) {
                            ADDRESS(uint8_t, 9)))
 
 SCALED_FUNCTIONS(int8)
+SCALED_FUNCTIONS(fp8)
 SCALED_FUNCTIONS(int4)
 SCALED_FUNCTIONS(onebit)
 FUNCTION(cast_encode, 6,
@@ -193,6 +196,7 @@ FUNCTION(cast_decode, 3, cast_decode(ADDRESS(uint16_t, 4), table, ADDRESS(void, 
 
 static PyMethodDef methods[] = {
     ENTRY(int8_encode),   ENTRY(int8_decode),   ENTRY(int8_reduce),
+    ENTRY(fp8_encode),    ENTRY(fp8_decode),    ENTRY(fp8_reduce),
     ENTRY(int4_encode),   ENTRY(int4_decode),   ENTRY(int4_reduce),
     ENTRY(onebit_encode), ENTRY(onebit_decode), ENTRY(onebit_reduce),
     ENTRY(cast_encode),   ENTRY(cast_decode),   {NULL, NULL, 0, NULL},

@@ -11,6 +11,7 @@ from gradwire_compression.errors import PlanError
 from gradwire_compression.kernels.blocks import ReferenceKernels, ScaledOperation
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
 from gradwire_compression.kernels.cpu import CpuCastKernels, CpuKernels
+from gradwire_compression.kernels.fp8.reference import Fp8Operation
 from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
@@ -26,6 +27,7 @@ except ImportError:
 
 _OPERATIONS: dict[str, ScaledOperation] = {
     "int8": Int8Operation(),
+    "fp8": Fp8Operation(),
     "int4": Int4Operation(),
     "onebit": OnebitOperation(),
 }

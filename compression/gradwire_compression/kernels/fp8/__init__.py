@@ -1,0 +1,1 @@
+"""One eight-bit float an element."""
