@@ -37,8 +37,8 @@ def attempt_started(**changes: object) -> AttemptStarted:
         optimizer="AdamW",
         num_elements=1_000_000,
         gradient_bytes=4_000_000,
-        codecs=("none", "bf16", "int8", "onebit"),
-        codec_memory_bytes={"bf16": 4_000_000, "int8": 8_000_000, "onebit": 8_000_000},
+        codecs=("none", "bf16", "int8", "onebit", "topk"),
+        codec_memory_bytes={"bf16": 4_000_000, "int8": 8_000_000, "onebit": 8_000_000, "topk": 8_000_000},
         refused_codecs={"onebit": "one-bit gradients do not converge under AdamW"},
     )
     return msgspec.structs.replace(facts, **changes)

@@ -22,6 +22,8 @@ class ParameterSpec(Struct, frozen=True):
     low: Number
     high: Number
     direction: str
+    # Values to offer, each with the share of the elements that it sends.
+    presets: tuple[tuple[Number, float], ...] = ()
 
 
 class CodecSpec(Struct, frozen=True):
@@ -58,6 +60,23 @@ CATALOGUE: dict[str, CodecSpec] = {
             parameters=(_block(1024),),
             safe_optimizers=("SGD",),
             safe_alternative="int8",
+        ),
+        CodecSpec(
+            "topk",
+            24 * 13 / 256,
+            is_lossy=True,
+            has_residual=True,
+            parameters=(
+                ParameterSpec(
+                    "k",
+                    "int",
+                    13,
+                    1,
+                    128,
+                    "larger k, less compression",
+                    presets=((3, 0.01), (13, 0.05), (64, 0.25)),
+                ),
+            ),
         ),
         CodecSpec(
             "powersgd",

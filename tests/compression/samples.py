@@ -2,6 +2,7 @@
 
 import torch
 from gradwire_compression.buckets import pack
+from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.layout import Layout
 
 SIZES = (1, 7, 63, 255, 1000, 4097)
@@ -13,6 +14,15 @@ VALUE_BYTES = {
     "int4": lambda block: -(-block // 2),
     "onebit": lambda block: -(-block // 8),
 }
+
+# Every codec of blocks.
+NAMES = (*VALUE_BYTES, "topk")
+
+
+def codec_of(name, block):
+    """A codec of blocks on CPU tensors; topk keeps a twentieth of its own blocks."""
+    device = torch.device("cpu")
+    return ScaledCodec("topk", 256, device, num_scales=13) if name == "topk" else ScaledCodec(name, block, device)
 
 
 def hard_values(num_elements, seed=0, dtype=torch.float32):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gradwire_compression import residuals
+from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.bf16 import BF16Codec
 from gradwire_compression.codecs.facts import CodecFacts
@@ -10,10 +11,9 @@ from gradwire_compression.codecs.registry import facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compression.samples import SIZES, VALUE_BYTES, hard_values, layout_of
+from tests.compression.samples import NAMES, SIZES, VALUE_BYTES, codec_of, hard_values, layout_of
 
 CPU = torch.device("cpu")
-NAMES = tuple(VALUE_BYTES)
 
 
 def _encode(codec, x, layout, residual):
@@ -31,7 +31,7 @@ def _decoded(codec, payload, layout):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_decoded_plus_new_residual_is_gradient_plus_old_residual(name, size):
-    codec = ScaledCodec(name, 256, CPU)
+    codec = codec_of(name, 256)
     x, old = torch.randn(size), torch.randn(size) * 0.1
     new = old.clone()
     decoded = _decoded(codec, _encode(codec, x, layout_of(size, 256), new), layout_of(size, 256))
@@ -46,12 +46,12 @@ def test_decoded_plus_new_residual_is_gradient_plus_old_residual(name, size):
     offset=st.integers(0, 9),
 )
 def test_payload_has_exactly_wire_bytes_and_equal_input_gives_equal_bytes(name, block, size, offset):
-    codec = ScaledCodec(name, block, CPU)
-    x, layout = hard_values(size + offset, seed=size), layout_of(size, block, offset)
+    codec = codec_of(name, block)
+    x, layout = hard_values(size + offset, seed=size), layout_of(size, codec.block, offset)
     payload = _encode(codec, x, layout, torch.zeros(size))
-    num_blocks = -(-size // block) + 1
-    values = num_blocks * VALUE_BYTES[name](block)
-    assert payload.numel() == -(-values // 16) * 16 + -(-num_blocks * 2 // 16) * 16
+    num_blocks = -(-size // codec.block) + 1
+    values, scales = (13, 13) if name == "topk" else (VALUE_BYTES[name](block), 1)
+    assert payload.numel() == -(-num_blocks * values // 16) * 16 + -(-num_blocks * scales * 2 // 16) * 16
     again = torch.full_like(payload, 0x11)
     codec.encode(x, layout, torch.zeros(size), again)
     assert torch.equal(payload, again)
@@ -63,61 +63,63 @@ def test_bits_per_element_are_those_of_a_full_block(name):
     if name == "bf16":
         assert BF16Codec(CPU).wire_bytes(1000) * 8 / 1000 == known.bits_per_element
         return
-    block = int(known.parameters[0].default)
-    assert ScaledCodec(name, block, CPU).wire_bytes(800) * 8 / (800 * block) == known.bits_per_element
+    codec = registry.make(name, {parameter.name: parameter.default for parameter in known.parameters}, CPU)
+    assert codec.wire_bytes(800) * 8 / (800 * codec.block) == known.bits_per_element
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_gradient_sends_zero_and_keeps_the_residual(name):
-    codec = ScaledCodec(name, 64, CPU)
-    x = torch.cat([torch.zeros(64), torch.ones(64), -torch.zeros(10)])
-    old = torch.full((138,), 0.3)
+    codec = codec_of(name, 64)
+    block = codec.block
+    x = torch.cat([torch.zeros(block), torch.ones(block), -torch.zeros(10)])
+    old = torch.full((2 * block + 10,), 0.3)
     new = old.clone()
-    layout = layout_of(138, 64)
+    layout = layout_of(old.numel(), block)
     decoded = _decoded(codec, _encode(codec, x, layout, new), layout)
-    assert not decoded[:64].any()
-    assert not decoded[128:].any()
-    assert decoded[64:128].all()
-    assert torch.equal(new[:64], old[:64])
-    assert torch.equal(new[128:], old[128:])
+    assert not decoded[:block].any()
+    assert not decoded[2 * block :].any()
+    assert int((decoded[block : 2 * block] != 0).sum()) == (13 if name == "topk" else block)
+    assert torch.equal(new[:block], old[:block])
+    assert torch.equal(new[2 * block :], old[2 * block :])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_nonfinite_block_is_sent_as_nan_and_keeps_the_residual(name, bad):
-    codec = ScaledCodec(name, 64, CPU)
-    x, old = torch.randn(200), torch.randn(200)
-    x[70] = bad
+    codec = codec_of(name, 64)
+    block = codec.block
+    x, old = torch.randn(4 * block - 5), torch.randn(4 * block - 5)
+    x[block + 6] = bad
     new = old.clone()
-    layout = layout_of(200, 64)
+    layout = layout_of(x.numel(), block)
     payload = _encode(codec, x, layout, new)
     decoded = _decoded(codec, payload, layout)
-    assert decoded[64:128].isnan().all()
-    assert decoded[:64].isfinite().all()
-    assert torch.equal(new[64:128], old[64:128])
-    scales = codec.scales(payload[None], layout.num_blocks)
-    assert scales.isfinite().tolist() == [[True, False, True, True, True]]
+    assert decoded[block : 2 * block].isnan().all()
+    assert decoded[:block].isfinite().all()
+    assert torch.equal(new[block : 2 * block], old[block : 2 * block])
+    are_finite = codec.are_finite(payload[None], layout.num_blocks)
+    assert are_finite.tolist() == [[True, False, True, True, True]]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_residual_is_restored_right_to_rounding(name):
-    codec = ScaledCodec(name, 64, CPU)
-    x, old = torch.randn(500), torch.randn(500)
+    codec = codec_of(name, 64)
+    block, size = codec.block, 8 * codec.block - 15
+    x, old = torch.randn(size + 3), torch.randn(size)
     x[10:12] = torch.nan
-    x[67:131] = 0
-    layout, new = layout_of(497, 64, offset=3), old[:497].clone()
+    x[block + 3 : 2 * block + 3] = 0
+    layout, new = layout_of(size, block, offset=3), old.clone()
     payload = _encode(codec, x, layout, new)
     residuals.restore(new, layout, _decoded(codec, payload, layout), x)
-    assert torch.allclose(new, old[:497], rtol=0, atol=1e-5)
-    assert torch.equal(new[:64], old[:64])
-    assert torch.equal(new[64:128], old[64:128])
+    assert torch.allclose(new, old, rtol=0, atol=1e-5)
+    assert torch.equal(new[: 2 * block], old[: 2 * block])
 
 
 @pytest.mark.parametrize("value", [1e-40, 1e-45, 3e38])
 @pytest.mark.parametrize("name", NAMES)
 def test_tiny_and_huge_gradients_neither_vanish_into_nan_nor_grow(name, value):
-    codec = ScaledCodec(name, 64, CPU)
-    x, layout = torch.full((64,), value), layout_of(64, 64)
+    codec = codec_of(name, 64)
+    x, layout = torch.full((64,), value), layout_of(64, codec.block)
     payload = _encode(codec, x, layout, torch.zeros(64))
     decoded = _decoded(codec, payload, layout).double()
     if value < 1 or name != "onebit":
@@ -139,13 +141,22 @@ def test_codes_do_not_clip_the_largest_value(name, limit):
         assert float(new.abs().max()) <= 0.51 * float(step) * 1.01
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VALUE_BYTES)
 def test_one_giant_value_harms_its_own_block_only(name):
     codec, layout = ScaledCodec(name, 256, CPU), layout_of(4096, 256)
     x = torch.full((4096,), 1e-3)
     x[7] = 1e4
     decoded = _decoded(codec, _encode(codec, x, layout, torch.zeros(4096)), layout)
     assert torch.allclose(decoded[256:], x[256:], rtol=0.01)
+
+
+def test_topk_sends_every_element_in_the_end():
+    codec, layout = codec_of("topk", 256), layout_of(1000, 256)
+    x, residual = torch.linspace(0.5, 1.5, 1000), torch.zeros(1000)
+    sent, num_steps = torch.zeros(1000, dtype=torch.float64), 400
+    for _ in range(num_steps):
+        sent += _decoded(codec, _encode(codec, x, layout, residual), layout)
+    assert torch.allclose(sent / num_steps, x.double(), rtol=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -13,8 +13,8 @@ from gradwire_compression import notes
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.kernels.blocks import ReferenceKernels
 cpu = torch.device("cpu")
-for name in ("int8", "fp8", "int4", "onebit", "int8"):
-    assert isinstance(ScaledCodec(name, 64, cpu)._kernels, ReferenceKernels)
+for name in ("int8", "fp8", "int4", "onebit", "topk", "int8"):
+    assert isinstance(ScaledCodec(name, 256, cpu)._kernels, ReferenceKernels)
 print(*notes(), sep="\\n")
 """
 

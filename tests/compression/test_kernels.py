@@ -11,7 +11,7 @@ from gradwire_compression.layout import Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compression.samples import SIZES, VALUE_BYTES, hard_values, layout_of, same_bits
+from tests.compression.samples import NAMES, SIZES, VALUE_BYTES, hard_values, layout_of, same_bits
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,19 +19,24 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="the compiled kernels are not built here")
 
 
-def _encode(kernels, name, x, layout, residual):
-    num_bytes = payload_bytes(layout.num_blocks, VALUE_BYTES[name](layout.block))
+def _kernels(name, num_kept=1):
+    return dispatch.scaled_kernels(name, CPU, num_kept), dispatch.reference_kernels(name, num_kept)
+
+
+def _encode(kernels, name, x, layout, residual, num_kept=1):
+    value_bytes = num_kept if name == "topk" else VALUE_BYTES[name](layout.block)
+    num_bytes = payload_bytes(layout.num_blocks, value_bytes, num_kept)
     payload = torch.full((num_bytes,), 0xAB, dtype=torch.uint8)
     new_residual = torch.full_like(residual, torch.nan)
     kernels.encode(x, layout, residual, payload, new_residual)
     return payload, new_residual
 
 
-def _check_round_trip(name, x, layout, residual):
+def _check_round_trip(name, x, layout, residual, num_kept=1):
     """Encode, decode and reduce with both; outputs are poisoned before."""
-    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
-    payload, new_residual = _encode(fast, name, x, layout, residual)
-    wanted_payload, wanted_residual = _encode(truth, name, x, layout, residual)
+    fast, truth = _kernels(name, num_kept)
+    payload, new_residual = _encode(fast, name, x, layout, residual, num_kept)
+    wanted_payload, wanted_residual = _encode(truth, name, x, layout, residual, num_kept)
     assert torch.equal(payload, wanted_payload)
     assert same_bits(new_residual, wanted_residual)
     in_place = residual.clone()
@@ -43,12 +48,12 @@ def _check_round_trip(name, x, layout, residual):
         fast.decode(payload, layout, out, weight, accumulate)
         truth.decode(payload, layout, wanted, weight, accumulate)
         assert same_bits(out, wanted)
-    _check_reduce(name, x, layout, residual, payload)
+    _check_reduce(name, x, layout, residual, payload, num_kept)
 
 
-def _check_reduce(name, x, layout, residual, payload):
-    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
-    other, _ = _encode(truth, name, (x.float() * -0.7).to(x.dtype), layout, residual)
+def _check_reduce(name, x, layout, residual, payload, num_kept):
+    fast, truth = _kernels(name, num_kept)
+    other, _ = _encode(truth, name, (x.float() * -0.7).to(x.dtype), layout, residual, num_kept)
     payloads = torch.stack([payload, other, payload])
     results = []
     for kernels in (fast, truth):
@@ -69,14 +74,45 @@ def test_compiled_kernel_equals_reference(name, block, size, dtype):
     _check_round_trip(name, x, layout_of(size, block, offset=3), residual)
 
 
-@pytest.mark.parametrize("name", VALUE_BYTES)
+@pytest.mark.parametrize("num_kept", [1, 3, 13, 64, 128])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_topk_equals_reference(num_kept, size, dtype):
+    x = hard_values(size + 3, seed=size, dtype=dtype)
+    residual = hard_values(size, seed=size + 1) * 0.1
+    _check_round_trip("topk", x, layout_of(size, 256, offset=3), residual, num_kept)
+
+
+@pytest.mark.parametrize("num_kept", [1, 13, 128])
+@pytest.mark.parametrize("num_levels", [1, 2, 7, 40])
+def test_compiled_topk_equals_reference_where_magnitudes_tie(num_kept, num_levels):
+    generator = torch.Generator().manual_seed(num_levels)
+    x = torch.randint(-num_levels, num_levels + 1, (5000,), generator=generator).float()
+    _check_round_trip("topk", x, layout_of(5000, 256), torch.zeros(5000), num_kept)
+
+
+def test_topk_sends_the_largest_and_of_equal_ones_the_first():
+    x = torch.zeros(300)
+    x[[5, 9, 17, 200, 255]] = torch.tensor([2.0, -3.0, 2.0, -2.0, 2.0])
+    x[299] = 1.0
+    kernels, _ = _kernels("topk", 3)
+    payload, new_residual = _encode(kernels, "topk", x, layout_of(300, 256), torch.zeros(300), 3)
+    # Three blocks, the last one empty: indices, padding to 16 bytes, then values.
+    assert payload[:9].tolist() == [5, 9, 17, 0, 1, 43, 0, 0, 0]
+    assert payload[16:34].view(torch.bfloat16).tolist() == [2.0, -3.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    assert new_residual.nonzero().flatten().tolist() == [200, 255]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_compiled_kernel_equals_reference_when_large(name):
     size = 1_000_003
     x, residual = torch.randn(size), torch.randn(size) * 0.01
-    _check_round_trip(name, x, layout_of(size, registry.facts(name).parameters[0].default), residual)
+    (parameter,) = registry.facts(name).parameters
+    block, num_kept = (256, parameter.default) if name == "topk" else (parameter.default, 1)
+    _check_round_trip(name, x, layout_of(size, block), residual, num_kept)
 
 
-@pytest.mark.parametrize("name", VALUE_BYTES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "value", [0.0, -0.0, 1e-45, -1e-40, 1e-38, 3.4e38, float("inf"), -float("inf"), float("nan")]
 )
@@ -86,7 +122,7 @@ def test_compiled_kernel_equals_reference_on_extremes(name, value, where):
     if where == "once":
         x = torch.ones(1000)
         x[300] = value
-    _check_round_trip(name, x, layout_of(1000, 256), torch.full((1000,), 0.25))
+    _check_round_trip(name, x, layout_of(1000, 256), torch.full((1000,), 0.25), 13 if name == "topk" else 1)
 
 
 def test_int8_rounds_ties_to_even():
@@ -115,7 +151,7 @@ def test_fp8_codes_are_the_e4m3_floats_that_they_stand_for():
 
 
 def _assert_same_payload(name, x, layout):
-    fast, truth = dispatch.scaled_kernels(name, CPU), dispatch.reference_kernels(name)
+    fast, truth = _kernels(name)
     residual = torch.zeros(layout.numel)
     assert torch.equal(*(_encode(kernels, name, x, layout, residual)[0] for kernels in (fast, truth)))
 
@@ -146,18 +182,20 @@ def test_codes_are_the_same_where_the_division_decides(name, limit):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(VALUE_BYTES)),
+    name=st.sampled_from(NAMES),
     block=st.integers(64, 4096),
+    num_kept=st.integers(1, 128),
     size=st.integers(1, 3000),
     scale=st.floats(-44, 38),
     data=st.data(),
 )
-def test_compiled_kernel_equals_reference_on_any_input(name, block, size, scale, data):
+def test_compiled_kernel_equals_reference_on_any_input(name, block, num_kept, size, scale, data):
     x = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 10.0**scale
     spoiled = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.floats(width=32)), max_size=5))
     for index, value in spoiled:
         x[index] = value
-    _check_round_trip(name, x, layout_of(size, block), torch.randn(size) * 10.0**scale)
+    block, num_kept = (256, num_kept) if name == "topk" else (block, 1)
+    _check_round_trip(name, x, layout_of(size, block), torch.randn(size) * 10.0**scale, num_kept)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -2,13 +2,12 @@ import math
 
 import torch
 from gradwire_compression.buckets import pack
-from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.collectives.two_phase import MAX_PART_BYTES, divide
 from gradwire_compression.layout import Layout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.compression.samples import VALUE_BYTES
+from tests.compression.samples import NAMES, codec_of
 
 sizes = st.lists(st.integers(0, 3000), min_size=1, max_size=6)
 
@@ -52,9 +51,9 @@ def test_compact_blocks_lie_one_after_the_other(numels):
     assert compact.numel == sum(numels)
 
 
-@given(num_blocks=st.integers(0, 100_000), world_size=st.integers(2, 64), name=st.sampled_from(sorted(VALUE_BYTES)))
+@given(num_blocks=st.integers(0, 100_000), world_size=st.integers(2, 64), name=st.sampled_from(NAMES))
 def test_parts_hold_all_blocks_and_stay_within_their_size(num_blocks, world_size, name):
-    codec = ScaledCodec(name, 256, torch.device("cpu"))
+    codec = codec_of(name, 256)
     num_parts, shard_blocks = divide(num_blocks, world_size, codec)
     assert num_parts * world_size * shard_blocks >= num_blocks
     assert shard_blocks <= 1 or world_size * codec.wire_bytes(shard_blocks) <= MAX_PART_BYTES

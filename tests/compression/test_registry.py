@@ -15,8 +15,8 @@ def test_registry_equals_the_catalogue_of_the_protocol():
         assert facts.has_residual == spec.has_residual
         assert facts.safe_optimizers == spec.safe_optimizers
         assert facts.safe_alternative == spec.safe_alternative
-        rows = [(p.name, p.kind, p.default, p.low, p.high, p.direction) for p in facts.parameters]
-        assert rows == [(p.name, p.kind, p.default, p.low, p.high, p.direction) for p in spec.parameters]
+        rows = [(p.name, p.kind, p.default, p.low, p.high, p.direction, p.presets) for p in facts.parameters]
+        assert rows == [(p.name, p.kind, p.default, p.low, p.high, p.direction, p.presets) for p in spec.parameters]
 
 
 def test_safe_alternatives_are_codecs_without_conditions():

@@ -9,8 +9,9 @@ from gradwire_compression.buckets import pack
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.layout import Layout
 
+CPU = torch.device("cpu")
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `(int8|fp8|int4|onebit)` \| ([^|`]*, [^|`]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `(int8|fp8|int4|onebit|topk)` \| ([^|`]*, [^|`]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
 
 
 def _bytes(text):
@@ -20,13 +21,14 @@ def _bytes(text):
 
 
 def test_page_has_its_examples():
-    assert len(ROWS) == 6
+    assert len(ROWS) == 8
 
 
 @pytest.mark.parametrize(("name", "gradient", "payload"), ROWS)
 def test_payload_is_the_documented_one(name, gradient, payload):
     x = torch.tensor([float(number.replace("−", "-")) for number in gradient.split(",")])
-    codec, layout = ScaledCodec(name, 64, torch.device("cpu")), Layout.build(pack([("tensor", x.numel())]), 64)
+    codec = ScaledCodec("topk", 256, CPU, num_scales=2) if name == "topk" else ScaledCodec(name, 64, CPU)
+    layout = Layout.build(pack([("tensor", x.numel())]), codec.block)
     encoded = torch.full((codec.wire_bytes(1),), 0x99, dtype=torch.uint8)
     codec.encode(x, layout, torch.zeros(x.numel()), encoded)
     assert bytes(encoded.tolist()).hex() == _bytes(payload).hex()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.hooked import CODECS, Given, everything, gradients_of, replicas_equal, wrap
+from distributed.hooked import CODECS, DENSE, Given, everything, gradients_of, replicas_equal, wrap
 from distributed.ranks import run_ranks
 from gradwire_compression import Plan
 from gradwire_compression.codecs import registry
@@ -64,7 +64,10 @@ def test_c03_zero_gradients_stay_zero(codec):
         for gradient, weight in seen[:3]:
             assert not gradient.any()
             assert not weight.any()
-        assert torch.allclose(seen[3][0], torch.ones(64, 64), rtol=0.01)
+        assert seen[3][0].isfinite().all()
+        assert seen[3][0].any()
+        if codec in DENSE:
+            assert torch.allclose(seen[3][0], torch.ones(64, 64), rtol=0.01)
 
 
 def _c03_rows(rank, world_size):
@@ -127,12 +130,15 @@ def _c05(rank, world_size, codec):
 def test_c05_giant_value_harms_its_own_block_only(codec):
     results = run_ranks(2, _c05, codec)
     owed = sum(residual for _, _, residual in results).double() / 2
-    block = registry.facts(codec).parameters[0].default if registry.facts(codec).parameters else 1
+    block = registry.make(codec, Plan(codec=codec).parameters, torch.device("cpu")).block
     for gradient, seen, _ in results:
         applied = seen.double().sum(dim=0)
         assert float((applied + owed - 10 * gradient.double()).norm() / (10 * gradient.norm())) < 1e-6
-        # Beyond the giant's block, what is applied is what the others are, to the codec's own accuracy.
-        assert torch.allclose(applied[block:].float(), 10 * gradient[block:], rtol=0.01)
+        # Beyond the giant's block, what is applied is what the others are, to the codec's own accuracy; topk is
+        # still at its first round there.
+        if codec in DENSE:
+            assert torch.allclose(applied[block:].float(), 10 * gradient[block:], rtol=0.01)
+        assert float(applied[block:].max()) <= 1.01 * 10 * 1e-3
 
 
 class Heads(nn.Module):
@@ -232,9 +238,14 @@ def test_c17_sizes_that_divide_by_nothing(codec, world_size):
     assert max(run_ranks(world_size, _c17, codec)) <= limit
 
 
+def _everything(codec):
+    """A plan whose every step is close; topk sends sixteen elements, all there are."""
+    return everything(codec, parameters={"k": 16} if codec == "topk" else {})
+
+
 def _c19(rank, world_size):
-    plans = ["none", "bf16", "int8", "fp8", "int4", "onebit", "none"]
-    switches = {1 + 3 * i: (everything(name), "carry") for i, name in enumerate(plans[:-1])}
+    plans = ["none", "bf16", "int8", "fp8", "int4", "onebit", "topk", "none"]
+    switches = {1 + 3 * i: (_everything(name), "carry") for i, name in enumerate(plans[:-1])}
     switches[3 * len(plans) - 2] = (Plan(), "drop")
     model, _, script = wrap(Given((4, 4)), Plan(), switches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

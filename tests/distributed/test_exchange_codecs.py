@@ -30,7 +30,8 @@ def _norm(tensors):
 
 def _steady(rank, world_size, codec, num_steps, dtype):
     """Return (sums of applied gradients, own gradients, residual norm of each step)."""
-    gradients, plan = _gradients(rank, dtype), Plan(codec=codec, min_elements=0)
+    parameters = {"k": 64} if codec == "topk" else {}
+    gradients, plan = _gradients(rank, dtype), Plan(codec=codec, parameters=parameters, min_elements=0)
     model, exchange, script = wrap(Given(*SHAPES, dtype=dtype), plan, bucket_cap_mb=0.02)
     total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     norms = []
@@ -52,7 +53,8 @@ def _relative_errors(results, num_steps):
 
 
 @pytest.mark.parametrize(
-    ("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-3), ("fp8", 3e-3), ("int4", 0.01), ("onebit", 0.03)]
+    ("codec", "limit"),
+    [("bf16", 4e-3), ("int8", 1e-3), ("fp8", 3e-3), ("int4", 0.01), ("onebit", 0.03), ("topk", 0.2)],
 )
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_codec_applies_the_mean_over_time(codec, limit, world_size):
@@ -72,7 +74,7 @@ def test_onebit_is_right_to_a_percent_after_500_steps_and_its_residual_stops_gro
 @pytest.mark.parametrize("codec", CODECS)
 def test_codec_takes_half_precision_gradients(codec, dtype):
     results = run_ranks(2, _steady, codec, 50, dtype)
-    assert max(_relative_errors(results, 50)) < 0.03
+    assert max(_relative_errors(results, 50)) < (0.2 if codec == "topk" else 0.03)
 
 
 def _conserve(rank, world_size, codec):
@@ -93,7 +95,8 @@ def _conserve(rank, world_size, codec):
 
 # The native sum of bf16 rounds once a hop, and no rank can know by how much.
 @pytest.mark.parametrize(
-    ("codec", "limit"), [("bf16", 4e-3), ("int8", 1e-6), ("fp8", 1e-6), ("int4", 1e-6), ("onebit", 1e-6)]
+    ("codec", "limit"),
+    [("bf16", 4e-3), ("int8", 1e-6), ("fp8", 1e-6), ("int4", 1e-6), ("onebit", 1e-6), ("topk", 1e-6)],
 )
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_what_is_applied_and_what_is_owed_add_up_to_the_gradients(codec, limit, world_size):

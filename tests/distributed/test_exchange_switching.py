@@ -177,6 +177,7 @@ def _toggle(rank, world_size, seed):
         everything("bf16"),
         everything("int8"),
         everything("int4"),
+        everything("topk"),
         everything("onebit"),
         Plan(codec="int8", min_elements=99),
     ]

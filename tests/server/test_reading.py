@@ -232,7 +232,7 @@ def test_codecs_carry_refusals_memory_and_what_they_should_bring(connection: Con
     run = StoredRun(connection)
     train(run, 0, 20)
     choices = {choice.name: choice for choice in view(connection, run).codecs}
-    assert list(choices) == ["none", "bf16", "int8", "onebit"]
+    assert list(choices) == ["none", "bf16", "int8", "onebit", "topk"]
     assert choices["int8"].extra_memory_bytes == 8_000_000
     assert choices["int8"].parameters[0]["name"] == "block"
     assert choices["onebit"].safe_alternative == "int8"

@@ -239,3 +239,24 @@ def test_an_unforeseen_error_is_a_page_without_details(server: InsideServer, bro
 def test_a_form_that_is_too_large_is_refused(browser: httpx.Client, run: AgentStream) -> None:
     answer = browser.post(f"/runs/{run.run}/reason", data={"revision": "1", "reason": "x" * 40_000})
     assert answer.status_code == 413
+
+
+def test_sparse_scheme_offers_its_shares_and_takes_one(browser: httpx.Client, run: AgentStream) -> None:
+    page = browser.get(f"/runs/{run.run}").text
+    assert "topk (sparse)" in visible_text(page)
+    elements = read(page).elements
+    (field,) = (a for tag, a in elements if tag == "input" and a.get("name") == "topk.k")
+    assert (field["value"], field["min"], field["max"]) == ("13", "1", "128")
+    assert field["list"] in [a.get("id") for tag, a in elements if tag == "datalist"]
+    options = [
+        (a["value"], a["label"].replace("\u202f", " ")) for tag, a in elements if tag == "option" and "label" in a
+    ]
+    assert options == [("3", "1 %"), ("13", "5 %"), ("64", "25 %")]
+    form = {"model": "model", "revision": "0", "codec": "topk", "topk.k": "64", "confirmed": "1"}
+    assert browser.post(f"/runs/{run.run}/change", data=form).status_code == 303
+    directive = run.wait_directive()
+    assert directive is not None
+    assert directive.plan.parameters == {"k": 64}
+    page = browser.get(f"/runs/{run.run}", headers={"Accept-Language": "zh"}).text
+    assert "topk（稀疏）" in visible_text(page)
+    assert "k 越大，压缩越少" in visible_text(page)

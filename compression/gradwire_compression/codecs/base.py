@@ -1,4 +1,4 @@
-"""Codecs with one scale a block: int8, onebit and their like."""
+"""Codecs of blocks: int8, onebit and their like with one scale a block, and topk."""
 
 import torch
 from torch import Tensor
@@ -12,19 +12,21 @@ class ScaledCodec:
     """Turns the blocks of a layout into one payload of a size known beforehand; holds no state, sends nothing.
 
     A payload is all values, then all bf16 scales, each part padded with zeros to 16 bytes. A block whose gradient
-    is exactly zero has the scale zero; a block that is not finite has the scale NaN.
+    is exactly zero has the scale zero; a block that is not finite has the scale NaN. Those of topk are indices and
+    the elements that are found there.
     """
 
-    def __init__(self, name: str, block: int, device: torch.device) -> None:
+    def __init__(self, name: str, block: int, device: torch.device, num_scales: int = 1) -> None:
         self.name = name
-        # Elements of a full block, and the bytes that its values take.
+        # Elements of a full block, the bytes that its values take, and its bf16 numbers.
         self.block = block
-        self.value_bytes = dispatch.value_bytes(name, block)
-        self._kernels = dispatch.scaled_kernels(name, device)
+        self.value_bytes = dispatch.value_bytes(name, block, num_scales)
+        self.num_scales = num_scales
+        self._kernels = dispatch.scaled_kernels(name, device, num_scales)
 
     def wire_bytes(self, num_blocks: int) -> int:
         """Return the exact size of a payload, scales and padding included."""
-        return payload_bytes(num_blocks, self.value_bytes)
+        return payload_bytes(num_blocks, self.value_bytes, self.num_scales)
 
     def encode(
         self,
@@ -81,7 +83,9 @@ class ScaledCodec:
         assert payloads.shape[1] == self.wire_bytes(layout.num_blocks) == payload.numel()
         self._kernels.reduce(payloads, layout, residual, payload, new_residual)
 
-    def scales(self, payloads: Tensor, num_blocks: int) -> Tensor:
-        """Return the scales inside payloads [n, wire_bytes(num_blocks)], a view of [n, num_blocks] bfloat16."""
+    def are_finite(self, payloads: Tensor, num_blocks: int) -> Tensor:
+        """Return [n, num_blocks] bool: which blocks of payloads [n, wire_bytes(num_blocks)] are finite."""
         begin = align(num_blocks * self.value_bytes)
-        return payloads[:, begin : begin + 2 * num_blocks].view(torch.bfloat16)
+        scales = payloads[:, begin : begin + 2 * num_blocks * self.num_scales].view(torch.bfloat16)
+        # All numbers of a block that is not finite are NaN.
+        return scales[:, :: self.num_scales].isfinite()

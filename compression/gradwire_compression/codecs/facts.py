@@ -16,6 +16,8 @@ class ParameterFacts:
     low: Number
     high: Number
     direction: str
+    # Values to offer, each with the share of the elements that it sends.
+    presets: tuple[tuple[Number, float], ...] = ()
 
 
 @dataclass(frozen=True)

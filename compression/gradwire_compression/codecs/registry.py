@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gradwire_compression.codecs import bf16, fp8, int4, int8, onebit, powersgd
+from gradwire_compression.codecs import bf16, fp8, int4, int8, onebit, powersgd, topk
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.bf16 import BF16Codec
 from gradwire_compression.codecs.facts import CodecFacts, Number
@@ -14,7 +14,7 @@ _NONE = CodecFacts("none", 32.0, is_lossy=False, has_residual=False)
 
 _FACTS = {
     facts.name: facts
-    for facts in (_NONE, bf16.FACTS, int8.FACTS, fp8.FACTS, int4.FACTS, onebit.FACTS, powersgd.FACTS)
+    for facts in (_NONE, bf16.FACTS, int8.FACTS, fp8.FACTS, int4.FACTS, onebit.FACTS, topk.FACTS, powersgd.FACTS)
 }
 
 
@@ -45,4 +45,6 @@ def make(
         return BF16Codec(device)
     if name == "powersgd":
         return LowRankCodec(int(parameters["rank"]), device)
+    if name == "topk":
+        return ScaledCodec(name, topk.BLOCK, device, num_scales=int(parameters["k"]))
     return ScaledCodec(name, int(parameters["block"]), device)

@@ -85,7 +85,7 @@ class TwoPhase:
 
     def own_nonfinite(self) -> tuple[str, ...]:
         """Return the parameters of which this rank just sent something that is not finite."""
-        is_bad = ~self._scales(self._payloads()[0]).isfinite().view(-1)[: self._layout.num_blocks]
+        is_bad = ~self._are_finite(self._payloads()[0]).view(-1)[: self._layout.num_blocks]
         if not is_bad.any():
             return ()
         begins = self._layout.offsets[is_bad]
@@ -97,7 +97,7 @@ class TwoPhase:
 
     def is_finite(self) -> bool:
         """Return whether the encoded mean is finite; the same on every rank."""
-        return bool(self._scales(self._payloads()[1]).isfinite().all())
+        return bool(self._are_finite(self._payloads()[1]).all())
 
     def keep(self) -> None:
         """Make the residuals of this step the valid ones."""
@@ -136,8 +136,8 @@ class TwoPhase:
         own = self._scratch.take("own", shape[0] * shape[2]).view(shape[0], shape[2])
         return sent, received, own
 
-    def _scales(self, payloads: Tensor) -> Tensor:
-        return self._codec.scales(payloads.view(-1, self._shard_bytes), self._shard_blocks)
+    def _are_finite(self, payloads: Tensor) -> Tensor:
+        return self._codec.are_finite(payloads.view(-1, self._shard_bytes), self._shard_blocks)
 
     def _residual(self, shard: Layout) -> Tensor:
         return self.worker[shard.start : shard.start + shard.numel]

@@ -13,6 +13,7 @@
 #include "int4/kernel.h"
 #include "int8/kernel.h"
 #include "onebit/kernel.h"
+#include "topk/kernel.h"
 
 struct payload {
     uint8_t *values;
@@ -25,10 +26,10 @@ ALWAYS struct payload payload_at(uint8_t *bytes, int64_t num_blocks, int64_t val
 }
 
 /* What lies between the parts of a payload is zero, so that equal input gives equal bytes. */
-ALWAYS void clear_padding(struct payload payload, int64_t num_blocks, int64_t value_bytes) {
-    int64_t used = num_blocks * value_bytes;
+ALWAYS void clear_padding(struct payload payload, struct table table, int64_t value_bytes) {
+    int64_t used = table.num_blocks * value_bytes;
     memset(payload.values + used, 0, (size_t)(aligned(used) - used));
-    used = num_blocks * 2;
+    used = table.num_blocks * table.num_scales * 2;
     memset((uint8_t *)payload.scales + used, 0, (size_t)(aligned(used) - used));
 }
 
@@ -47,34 +48,49 @@ ALWAYS void emit(
     write_block(out, dtype, offset, length, decoded);
 }
 
-/* Encode, decode and reduce of a codec with one scale a block, from what it does with one block. */
-#define SCALED_CODEC(NAME)                                                                                           \
+/* What a codec with one scale a block does with a block of a payload. */
+#define ONE_SCALE(NAME)                                                                                              \
+    ALWAYS void NAME##_encode_at(                                                                                    \
+        const float *restrict x, const float *residual, float *new_residual, int64_t length, struct table table,     \
+        uint8_t *restrict values, uint16_t *restrict scales) {                                                       \
+        scales[0] = NAME##_encode_block(x, residual, new_residual, length, table.block, values);                     \
+    }                                                                                                                \
+    ALWAYS void NAME##_decode_at(                                                                                    \
+        const uint8_t *restrict values, const uint16_t *restrict scales, struct table table, int64_t length,         \
+        float *restrict out) {                                                                                       \
+        (void)table;                                                                                                 \
+        NAME##_decode_block(values, scales[0], length, out);                                                         \
+    }
+
+/* Encode, decode and reduce of a codec, from what it does with one block. */
+#define SCALED_CODEC(NAME, VALUE_BYTES)                                                                              \
     CLONED static void NAME##_encode(                                                                                \
         const void *x, int dtype, struct table table, const float *residual, float *new_residual, uint8_t *bytes) {  \
         float scratch[MAX_BLOCK];                                                                                    \
-        int64_t value_bytes = NAME##_value_bytes(table.block), start = 0;                                            \
+        int64_t value_bytes = VALUE_BYTES, start = 0;                                                                \
         struct payload payload = payload_at(bytes, table.num_blocks, value_bytes);                                   \
         for (int64_t k = 0; k < table.num_blocks; k++) {                                                             \
             int64_t length = table.lengths[k];                                                                       \
             const float *input = read_block(x, dtype, table.offsets[k], length, scratch);                            \
-            payload.scales[k] = NAME##_encode_block(                                                                 \
-                input, residual + start, new_residual + start, length, table.block,                                  \
-                payload.values + k * value_bytes);                                                                   \
+            NAME##_encode_at(                                                                                        \
+                input, residual + start, new_residual + start, length, table, payload.values + k * value_bytes,      \
+                payload.scales + k * table.num_scales);                                                              \
             start += length;                                                                                         \
         }                                                                                                            \
-        clear_padding(payload, table.num_blocks, value_bytes);                                                       \
+        clear_padding(payload, table, value_bytes);                                                                  \
     }                                                                                                                \
                                                                                                                      \
     CLONED static void NAME##_decode(                                                                                \
         uint8_t *bytes, struct table table, void *out, int dtype, float weight, int accumulate) {                    \
         float decoded[MAX_BLOCK], scratch[MAX_BLOCK];                                                                \
-        int64_t value_bytes = NAME##_value_bytes(table.block);                                                       \
+        int64_t value_bytes = VALUE_BYTES;                                                                           \
         struct payload payload = payload_at(bytes, table.num_blocks, value_bytes);                                   \
         for (int64_t k = 0; k < table.num_blocks; k++) {                                                             \
             int64_t length = table.lengths[k];                                                                       \
             int is_direct = dtype == FLOAT32 && weight == 1.0f && !accumulate;                                       \
             float *target = is_direct ? (float *)out + table.offsets[k] : decoded;                                   \
-            NAME##_decode_block(payload.values + k * value_bytes, payload.scales[k], length, target);                \
+            NAME##_decode_at(                                                                                        \
+                payload.values + k * value_bytes, payload.scales + k * table.num_scales, table, length, target);     \
             if (!is_direct) emit(out, dtype, table.offsets[k], length, decoded, weight, accumulate, scratch);        \
         }                                                                                                            \
     }                                                                                                                \
@@ -83,31 +99,37 @@ ALWAYS void emit(
         uint8_t *payloads, int64_t stride, int64_t world_size, struct table table, const float *residual,            \
         float *new_residual, uint8_t *bytes) {                                                                       \
         float mean[MAX_BLOCK], decoded[MAX_BLOCK];                                                                   \
-        int64_t value_bytes = NAME##_value_bytes(table.block), start = 0;                                            \
+        int64_t value_bytes = VALUE_BYTES, start = 0;                                                                \
         struct payload payload = payload_at(bytes, table.num_blocks, value_bytes);                                   \
         for (int64_t k = 0; k < table.num_blocks; k++) {                                                             \
             int64_t length = table.lengths[k];                                                                       \
             for (int64_t rank = 0; rank < world_size; rank++) {                                                      \
                 struct payload from = payload_at(payloads + rank * stride, table.num_blocks, value_bytes);           \
                 float *target = rank == 0 ? mean : decoded;                                                          \
-                NAME##_decode_block(from.values + k * value_bytes, from.scales[k], length, target);                  \
+                NAME##_decode_at(                                                                                    \
+                    from.values + k * value_bytes, from.scales + k * table.num_scales, table, length, target);       \
                 if (rank > 0)                                                                                        \
                     for (int64_t i = 0; i < length; i++) mean[i] += decoded[i];                                      \
             }                                                                                                        \
             float divisor = (float)world_size;                                                                       \
             for (int64_t i = 0; i < length; i++) mean[i] /= divisor;                                                 \
-            payload.scales[k] = NAME##_encode_block(                                                                 \
-                mean, residual + start, new_residual + start, length, table.block,                                   \
-                payload.values + k * value_bytes);                                                                   \
+            NAME##_encode_at(                                                                                        \
+                mean, residual + start, new_residual + start, length, table, payload.values + k * value_bytes,       \
+                payload.scales + k * table.num_scales);                                                              \
             start += length;                                                                                         \
         }                                                                                                            \
-        clear_padding(payload, table.num_blocks, value_bytes);                                                       \
+        clear_padding(payload, table, value_bytes);                                                                  \
     }
 
-SCALED_CODEC(int8)
-SCALED_CODEC(fp8)
-SCALED_CODEC(int4)
-SCALED_CODEC(onebit)
+ONE_SCALE(int8)
+ONE_SCALE(fp8)
+ONE_SCALE(int4)
+ONE_SCALE(onebit)
+SCALED_CODEC(int8, int8_value_bytes(table.block))
+SCALED_CODEC(fp8, fp8_value_bytes(table.block))
+SCALED_CODEC(int4, int4_value_bytes(table.block))
+SCALED_CODEC(onebit, onebit_value_bytes(table.block))
+SCALED_CODEC(topk, table.num_scales)
 
 CLONED static void cast_encode(
     const void *x, int dtype, struct table table, const float *residual, float *new_residual, uint16_t *values,
@@ -150,7 +172,7 @@ static int read_integers(PyObject *const *args, Py_ssize_t got, Py_ssize_t count
 
 static int read_table(const long long *values, struct table *table) {
     *table = (struct table){
-        (const int64_t *)(intptr_t)values[0], (const int64_t *)(intptr_t)values[1], values[2], values[3]};
+        (const int64_t *)(intptr_t)values[0], (const int64_t *)(intptr_t)values[1], values[2], values[3], 0};
     if (table->block < 1 || table->block > MAX_BLOCK) {
         PyErr_Format(PyExc_ValueError, "block is %lld; wanted: 1 to %d", values[3], MAX_BLOCK);
         return -1;
@@ -171,15 +193,15 @@ static int read_table(const long long *values, struct table *table) {
         Py_END_ALLOW_THREADS Py_RETURN_NONE;                                                                         \
     }
 
-/* The weight travels as the bits of a float32. */
+/* The weight travels as the bits of a float32; the last argument is num_scales. */
 #define SCALED_FUNCTIONS(NAME)                                                                                       \
-    FUNCTION(NAME##_encode, 5,                                                                                       \
+    FUNCTION(NAME##_encode, 6, table.num_scales = values[9];                                                         \
              NAME##_encode(ADDRESS(void, 4), (int)values[5], table, ADDRESS(float, 6), ADDRESS(float, 7),            \
                            ADDRESS(uint8_t, 8)))                                                                     \
-    FUNCTION(NAME##_decode, 5,                                                                                       \
+    FUNCTION(NAME##_decode, 6, table.num_scales = values[9];                                                         \
              NAME##_decode(ADDRESS(uint8_t, 4), table, ADDRESS(void, 5), (int)values[6],                             \
                            from_bits((uint32_t)values[7]), (int)values[8]))                                          \
-    FUNCTION(NAME##_reduce, 6,                                                                                       \
+    FUNCTION(NAME##_reduce, 7, table.num_scales = values[10];                                                        \
              NAME##_reduce(ADDRESS(uint8_t, 4), values[5], values[6], table, ADDRESS(float, 7), ADDRESS(float, 8),   \
                            ADDRESS(uint8_t, 9)))
 
@@ -187,6 +209,7 @@ SCALED_FUNCTIONS(int8)
 SCALED_FUNCTIONS(fp8)
 SCALED_FUNCTIONS(int4)
 SCALED_FUNCTIONS(onebit)
+SCALED_FUNCTIONS(topk)
 FUNCTION(cast_encode, 6,
          cast_encode(ADDRESS(void, 4), (int)values[5], table, ADDRESS(float, 6), ADDRESS(float, 7),
                      ADDRESS(uint16_t, 8), values[9]))
@@ -199,6 +222,7 @@ static PyMethodDef methods[] = {
     ENTRY(fp8_encode),    ENTRY(fp8_decode),    ENTRY(fp8_reduce),
     ENTRY(int4_encode),   ENTRY(int4_decode),   ENTRY(int4_reduce),
     ENTRY(onebit_encode), ENTRY(onebit_decode), ENTRY(onebit_reduce),
+    ENTRY(topk_encode),   ENTRY(topk_decode),   ENTRY(topk_reduce),
     ENTRY(cast_encode),   ENTRY(cast_decode),   {NULL, NULL, 0, NULL},
 };
 

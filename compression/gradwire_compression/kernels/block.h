@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 /* The largest block that a plan may ask for, and the lanes of the defined order of summation. */
 #define MAX_BLOCK 4096
 #define NUM_LANES 32
@@ -80,6 +84,8 @@ struct table {
     const int64_t *lengths;
     int64_t num_blocks;
     int64_t block;
+    /* The bfloat16 numbers that a payload holds for each block; casts have none. */
+    int64_t num_scales;
 };
 
 ALWAYS int64_t aligned(int64_t num_bytes) { return (num_bytes + 15) / 16 * 16; }
@@ -133,6 +139,28 @@ ALWAYS float sum_of_magnitudes(const float *values, int64_t length) {
     for (int i = 0; i < 4; i++) four[i] = eight[i] + eight[i + 4];
     for (int i = 0; i < 2; i++) two[i] = four[i] + four[i + 2];
     return two[0] + two[1];
+}
+
+#if defined(__SSE2__)
+/* Sign bits of 16 elements of four bytes: packing with saturation keeps signs and order. */
+ALWAYS uint32_t signs_of_16(const void *values) {
+    __m128i quarter[4];
+    for (int i = 0; i < 4; i++) quarter[i] = _mm_loadu_si128((const __m128i *)values + i);
+    __m128i low = _mm_packs_epi32(quarter[0], quarter[1]), high = _mm_packs_epi32(quarter[2], quarter[3]);
+    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
+}
+#else
+ALWAYS uint32_t signs_of_16(const void *values) {
+    uint32_t signs = 0, bits[16];
+    memcpy(bits, values, sizeof bits);
+    for (int i = 0; i < 16; i++) signs |= (bits[i] >> 31) << i;
+    return signs;
+}
+#endif
+
+/* Sign bits of 32 elements: element i is bit i. */
+ALWAYS uint32_t signs_of(const void *values) {
+    return signs_of_16(values) | signs_of_16((const uint8_t *)values + 64) << 16;
 }
 
 /* A block that sends nothing keeps its residual. */

@@ -15,22 +15,26 @@ def align(num_bytes: int) -> int:
     return -(-num_bytes // 16) * 16
 
 
-def payload_bytes(num_blocks: int, value_bytes: int) -> int:
+def payload_bytes(num_blocks: int, value_bytes: int, num_scales: int = 1) -> int:
     """Return the size of a payload: all values, then all bf16 scales, each part padded to 16 bytes."""
-    return align(num_blocks * value_bytes) + align(num_blocks * 2)
+    return align(num_blocks * value_bytes) + align(num_blocks * num_scales * 2)
 
 
 class ScaledOperation(Protocol):
-    """What one codec does with a matrix of blocks, in plain torch."""
+    """What one codec does with a matrix of blocks, in plain torch; n is `num_scales`."""
+
+    @property
+    def num_scales(self) -> int:
+        """Return the bf16 numbers that a payload holds for each block: its scale, or what is sent of it."""
 
     def value_bytes(self, block: int) -> int:
         """Return the bytes that the values of one full block take."""
 
     def scale(self, sums: Tensor, lengths: Tensor) -> Tensor:
-        """Return [k] float32, the scale of each row before it is rounded to bf16; not finite if the row is not."""
+        """Return [k, n] float32, the scales of each row before they are rounded; not finite if the row is not."""
 
     def pack(self, sums: Tensor, scales: Tensor, mask: Tensor) -> Tensor:
-        """Return [k, value_bytes] uint8; `scales` are finite and above zero, padding is zero."""
+        """Return [k, value_bytes] uint8; `scales` [k, n] are finite and not all zero, padding is zero."""
 
     def unpack(self, values: Tensor, scales: Tensor, block: int) -> Tensor:
         """Return [k, block] float32, what the values stand for."""
@@ -71,18 +75,18 @@ class ReferenceKernels:
         gradient, _, mask = rows(x, layout)
         old, places, _ = rows(residual, layout.compact())
         sums = gradient + old
-        is_zero = (gradient == 0).all(dim=1)
+        is_zero = (gradient == 0).all(dim=1, keepdim=True)
         scales = self._operation.scale(sums, layout.lengths).to(torch.bfloat16)
-        is_bad = ~scales.isfinite() & ~is_zero
-        scales = scales.masked_fill(is_bad, torch.nan).masked_fill(is_zero, 0.0)
-        is_sent = ~is_zero & ~is_bad & (scales != 0)
+        is_bad = ~scales.isfinite().all(dim=1, keepdim=True) & ~is_zero
+        is_sent = ~is_zero & ~is_bad & (scales != 0).any(dim=1, keepdim=True)
+        scales = scales.masked_fill(~is_sent, 0.0).masked_fill(is_bad, torch.nan)
         safe = scales.to(torch.float32).masked_fill(~is_sent, 1.0)
-        values = self._operation.pack(sums.masked_fill(~is_sent[:, None], 0.0), safe, mask)
-        values = values.masked_fill(~is_sent[:, None], 0)
+        values = self._operation.pack(sums.masked_fill(~is_sent, 0.0), safe, mask)
+        values = values.masked_fill(~is_sent, 0)
         decoded = self._operation.unpack(values, scales.to(torch.float32), layout.block)
-        # A scale that rounds to zero sends zero: the residual takes all of the sum.
-        new = torch.where(is_sent[:, None], sums - decoded, sums)
-        new = torch.where((is_zero | is_bad)[:, None], old, new)
+        # Scales that round to zero send zero: the residual takes all of the sum.
+        new = torch.where(is_sent, sums - decoded, sums)
+        new = torch.where(is_zero | is_bad, old, new)
         payload.zero_()
         values_view.copy_(values)
         scales_view.copy_(scales)
@@ -113,5 +117,6 @@ class ReferenceKernels:
         value_bytes = self._operation.value_bytes(layout.block)
         used = layout.num_blocks * value_bytes
         values = payload[:used].view(layout.num_blocks, value_bytes)
-        begin = align(used)
-        return values, payload[begin : begin + 2 * layout.num_blocks].view(torch.bfloat16)
+        begin, num_scales = align(used), self._operation.num_scales
+        scales = payload[begin : begin + 2 * num_scales * layout.num_blocks].view(torch.bfloat16)
+        return values, scales.view(layout.num_blocks, num_scales)

@@ -26,9 +26,10 @@ def _address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
 
 
 class CpuKernels:
-    """Encode, decode and reduce of the scaled codec `name`."""
+    """Encode, decode and reduce of the scaled codec `name`, with `num_scales` bf16 numbers a block."""
 
-    def __init__(self, module: ModuleType, name: str) -> None:
+    def __init__(self, module: ModuleType, name: str, num_scales: int) -> None:
+        self._num_scales = num_scales
         self._encode: Any = getattr(module, f"{name}_encode")
         self._decode: Any = getattr(module, f"{name}_decode")
         self._reduce: Any = getattr(module, f"{name}_reduce")
@@ -42,6 +43,7 @@ class CpuKernels:
             _address(residual, torch.float32, layout.numel),
             _address(new_residual, torch.float32, layout.numel),
             _address(payload, torch.uint8, 0),
+            self._num_scales,
         )
 
     def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
@@ -55,6 +57,7 @@ class CpuKernels:
             _DTYPES[out.dtype],
             weight_bits,
             int(accumulate),
+            self._num_scales,
         )
 
     def reduce(
@@ -69,6 +72,7 @@ class CpuKernels:
             _address(residual, torch.float32, layout.numel),
             _address(new_residual, torch.float32, layout.numel),
             _address(payload, torch.uint8, 0),
+            self._num_scales,
         )
 
 

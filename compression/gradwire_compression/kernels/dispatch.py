@@ -15,6 +15,7 @@ from gradwire_compression.kernels.fp8.reference import Fp8Operation
 from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
+from gradwire_compression.kernels.topk.reference import TopkOperation
 from gradwire_compression.layout import Layout
 
 _log = logging.getLogger(__name__)
@@ -76,24 +77,24 @@ def notes() -> tuple[str, ...]:
     return () if is_compiled() else (_NOT_BUILT,)
 
 
-def value_bytes(name: str, block: int) -> int:
+def value_bytes(name: str, block: int, num_scales: int = 1) -> int:
     """Return the bytes that the values of one full block take in a scaled codec."""
-    return _OPERATIONS[name].value_bytes(block)
+    return _operation(name, num_scales).value_bytes(block)
 
 
-def reference_kernels(name: str) -> ScaledKernels:
+def reference_kernels(name: str, num_scales: int = 1) -> ScaledKernels:
     """Return the plain torch kernels of a scaled codec, the truth that the others are compared with."""
-    return ReferenceKernels(_OPERATIONS[name])
+    return ReferenceKernels(_operation(name, num_scales))
 
 
-def scaled_kernels(name: str, device: torch.device) -> ScaledKernels:
+def scaled_kernels(name: str, device: torch.device, num_scales: int = 1) -> ScaledKernels:
     """Return the fastest kernels of a scaled codec for tensors on `device`.
 
     Raises:
         PlanError: No kernels run there.
     """
     _check_device(name, device)
-    return CpuKernels(_cpu, name) if _cpu is not None else reference_kernels(name)
+    return CpuKernels(_cpu, name, num_scales) if _cpu is not None else reference_kernels(name, num_scales)
 
 
 def cast_kernels(device: torch.device) -> CastKernels:
@@ -104,6 +105,10 @@ def cast_kernels(device: torch.device) -> CastKernels:
     """
     _check_device("bf16", device)
     return CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
+
+
+def _operation(name: str, num_scales: int) -> ScaledOperation:
+    return TopkOperation(num_scales) if name == "topk" else _OPERATIONS[name]
 
 
 def _check_device(name: str, device: torch.device) -> None:

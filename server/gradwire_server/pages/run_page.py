@@ -140,7 +140,7 @@ def _choice(words: Wording, view: RunView, choice: CodecChoice) -> dict[str, Any
     present = view.plan.parameters if choice.name == view.plan.codec else {}
     return {
         "name": choice.name,
-        "label": words.say("Uncompressed") if choice.name == "none" else choice.name,
+        "label": _label(words, choice.name),
         "is_present": choice.name == view.plan.codec,
         "bits": _bits(words, choice.bits_per_element),
         "memory": "–" if choice.extra_memory_bytes is None else words.bytes(choice.extra_memory_bytes),
@@ -154,10 +154,17 @@ def _choice(words: Wording, view: RunView, choice: CodecChoice) -> dict[str, Any
                 "high": parameter.high,
                 "step": "1" if parameter.kind == "int" else "any",
                 "direction": words.reason(parameter.direction),
+                "presets": [(value, words.percent(share)) for value, share in parameter.presets],
             }
             for parameter in (spec.parameters if spec else ())
         ],
     }
+
+
+def _label(words: Wording, codec: str) -> str:
+    if codec == "none":
+        return words.say("Uncompressed")
+    return words.say("{codec} (sparse)", codec=codec) if codec == "topk" else codec
 
 
 def _bits(words: Wording, bits: float | None) -> str:

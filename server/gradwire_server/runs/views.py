@@ -140,7 +140,7 @@ class CodecChoice(Struct, frozen=True, kw_only=True):
     name: str
     # None where it depends on the shapes of the model's tensors.
     bits_per_element: float | None
-    parameters: tuple[dict[str, str | float | int], ...] = ()
+    parameters: tuple[dict[str, str | float | int | tuple[tuple[float, float], ...]], ...] = ()
     extra_memory_bytes: int | None = None
     # Speed relative to uncompressed steps, from the exposed transfer share and the wire ratio; None if unknown.
     expected_speedup: float | None = None

@@ -7,27 +7,6 @@
 
 ALWAYS int64_t onebit_value_bytes(int64_t block) { return (block + 7) / 8; }
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-
-/* Sign bits of 16 elements: packing with saturation keeps signs and order. */
-ALWAYS uint32_t signs_of_16(const float *values) {
-    __m128i quarter[4];
-    for (int i = 0; i < 4; i++) quarter[i] = _mm_loadu_si128((const __m128i *)(values + 4 * i));
-    __m128i low = _mm_packs_epi32(quarter[0], quarter[1]), high = _mm_packs_epi32(quarter[2], quarter[3]);
-    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
-}
-#else
-ALWAYS uint32_t signs_of_16(const float *values) {
-    uint32_t signs = 0;
-    for (int i = 0; i < 16; i++) signs |= (bits_of(values[i]) >> 31) << i;
-    return signs;
-}
-#endif
-
-/* Sign bits of 32 elements: element i is bit i. */
-ALWAYS uint32_t signs_of(const float *values) { return signs_of_16(values) | signs_of_16(values + 16) << 16; }
-
 /* Encodes x + residual; writes ceil(block / 8) bytes of signs and returns the scale. */
 ALWAYS uint16_t onebit_encode_block(
     const float *restrict x, const float *residual, float *new_residual, int64_t length, int64_t block,

@@ -13,13 +13,15 @@ from gradwire_compression.kernels.blocks import lane_sum
 class OnebitOperation:
     """See `ScaledOperation`."""
 
+    num_scales = 1
+
     def value_bytes(self, block: int) -> int:
         """Return one bit an element, in whole bytes."""
         return -(-block // 8)
 
     def scale(self, sums: Tensor, lengths: Tensor) -> Tensor:
         """Return the mean of magnitudes; padding does not count."""
-        return lane_sum(sums.abs()) / lengths.to(torch.float32)
+        return (lane_sum(sums.abs()) / lengths.to(torch.float32))[:, None]
 
     def pack(self, sums: Tensor, scales: Tensor, mask: Tensor) -> Tensor:
         """Return the sign bits: element i is bit i % 8 of byte i // 8."""
@@ -32,4 +34,4 @@ class OnebitOperation:
         """Return plus or minus the scale."""
         bits = (values[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1
         is_negative = bits.view(len(values), -1)[:, :block].to(torch.bool)
-        return torch.where(is_negative, -scales[:, None], scales[:, None])
+        return torch.where(is_negative, -scales, scales)
