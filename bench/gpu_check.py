@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from gradwire_compression.buckets import pack
-from gradwire_compression.codecs import bf16, registry
+from gradwire_compression.codecs import cast, registry
 from gradwire_compression.collectives import compat
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.kernels.blocks import payload_bytes
@@ -39,7 +39,7 @@ def layout_of(num_elements: int, block: int, offset: int = 0) -> Layout:
 
 def block_of(name: str) -> int:
     """Return the codec's default block."""
-    return bf16.BLOCK if name == "bf16" else int(registry.facts(name).parameters[0].default)
+    return cast.BLOCK if name == "bf16" else int(registry.facts(name).parameters[0].default)
 
 
 def payload_for(name: str, layout: Layout, device: torch.device) -> Tensor:
@@ -71,7 +71,7 @@ def check_scaled(name: str, kernels: Any, num_elements: int, offset: int, device
 
 def check_cast(kernels: Any, num_elements: int, offset: int, device: torch.device) -> None:
     """Encode and decode the cast on `device` and with the reference on CPU; raises as `check_scaled` does."""
-    layout = layout_of(num_elements, bf16.BLOCK, offset)
+    layout = layout_of(num_elements, cast.BLOCK, offset)
     x, residual = torch.randn(num_elements + offset), torch.randn(num_elements) * 0.01
     results = []
     for side, place in ((ReferenceCastKernels(), CPU), (kernels, device)):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from gradwire_compression import registry
 from gradwire_compression.buckets import Slot
-from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.layout import Layout
@@ -125,8 +125,8 @@ def subject(name: str, backend: str, gradient: Tensor) -> Subject:
     numel = gradient.numel()
     layout = Layout.build([Slot("vector", 0, numel)], codec.block)
     residual, decoded = torch.zeros(numel), torch.zeros(numel)
-    if isinstance(codec, BF16Codec):
-        wire = torch.zeros(numel, dtype=torch.bfloat16)
+    if isinstance(codec, CastCodec):
+        wire = torch.zeros(numel, dtype=codec.dtype)
         return Subject(
             name,
             backend,

@@ -121,4 +121,4 @@ class Prepared:
             return LowRank(
                 slots, matrices, codec, self.warm_starts, group, ranks.world_size, self._scratch, self._device
             )
-        return Cast(slots, codec, group, ranks.world_size, self._scratch, self._device)
+        return Cast(slots, codec, group, ranks.rank, ranks.world_size, self._scratch, self._device)

@@ -49,6 +49,7 @@ CATALOGUE: dict[str, CodecSpec] = {
     for spec in (
         CodecSpec("none", 32.0, is_lossy=False, has_residual=False),
         CodecSpec("bf16", 16.0, is_lossy=True, has_residual=True),
+        CodecSpec("fp16", 16.0, is_lossy=True, has_residual=True),
         CodecSpec("int8", 8 + 16 / 256, is_lossy=True, has_residual=True, parameters=(_block(256),)),
         CodecSpec("fp8", 8 + 16 / 256, is_lossy=True, has_residual=True, parameters=(_block(256),)),
         CodecSpec("int4", 4 + 16 / 128, is_lossy=True, has_residual=True, parameters=(_block(128),)),

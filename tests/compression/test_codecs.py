@@ -5,7 +5,7 @@ import torch
 from gradwire_compression import residuals
 from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.base import ScaledCodec
-from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.facts import CodecFacts
 from gradwire_compression.codecs.registry import facts
 from hypothesis import given, settings
@@ -57,11 +57,11 @@ def test_payload_has_exactly_wire_bytes_and_equal_input_gives_equal_bytes(name, 
     assert torch.equal(payload, again)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "bf16"])
+@pytest.mark.parametrize("name", [*NAMES, "bf16", "fp16"])
 def test_bits_per_element_are_those_of_a_full_block(name):
     known: CodecFacts = facts(name)
-    if name == "bf16":
-        assert BF16Codec(CPU).wire_bytes(1000) * 8 / 1000 == known.bits_per_element
+    if name in ("bf16", "fp16"):
+        assert CastCodec(name, CPU).wire_bytes(1000) * 8 / 1000 == known.bits_per_element
         return
     codec = registry.make(name, {parameter.name: parameter.default for parameter in known.parameters}, CPU)
     assert codec.wire_bytes(800) * 8 / (800 * codec.block) == known.bits_per_element
@@ -160,12 +160,27 @@ def test_topk_sends_every_element_in_the_end():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bf16_cast_conserves_and_keeps_what_it_lost(dtype):
-    codec, layout = BF16Codec(CPU), layout_of(3000, 1024)
+@pytest.mark.parametrize(("name", "exponent"), [("bf16", 0), ("fp16", 0), ("fp16", 11), ("fp16", -8)])
+def test_cast_conserves_and_keeps_what_it_lost(dtype, name, exponent):
+    codec, layout = CastCodec(name, CPU), layout_of(3000, 1024)
     x, old = torch.randn(3000).to(dtype), torch.randn(3000) * 1e-3
-    new, wire = old.clone(), torch.empty(3000, dtype=torch.bfloat16)
-    codec.encode(x, layout, new, wire, 3)
-    assert torch.allclose(wire.double() * 3 + new, x.double() + old, rtol=0, atol=1e-6)
+    new, wire, largest = old.clone(), torch.empty(3000, dtype=codec.dtype), torch.empty(1)
+    codec.encode(x, layout, new, wire, 3, exponent, largest)
+    assert torch.allclose(wire.double() * 3 / 2**exponent + new, x.double() + old, rtol=0, atol=1e-6)
+    assert float(largest) == float((x.float() + old).abs().max())
     out = torch.full((3000,), torch.nan, dtype=dtype)
-    codec.decode(wire, layout, out)
-    assert torch.equal(out, wire.to(dtype))
+    codec.decode(wire, layout, out, exponent)
+    assert torch.equal(out, (wire.float() / 2**exponent).to(dtype))
+
+
+def test_largest_magnitude_ignores_what_is_not_sent_or_not_finite():
+    codec, layout = CastCodec("fp16", CPU), layout_of(4 * 1024, 1024)
+    x, residual = torch.ones(4 * 1024), torch.zeros(4 * 1024)
+    x[5], x[1024], x[1025] = 9e4, torch.inf, 1e6
+    x[2 * 1024 : 3 * 1024] = 0
+    residual[2 * 1024] = 1e7
+    wire, largest = torch.empty(4 * 1024, dtype=torch.float16), torch.empty(1)
+    codec.encode(x, layout, residual, wire, 1, 0, largest)
+    # What overflows the cast alone counts: that is how the next exponent learns of it.
+    assert float(largest) == 9e4
+    assert wire[5].isinf()

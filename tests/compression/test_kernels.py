@@ -4,6 +4,7 @@ import pytest
 import torch
 from gradwire_compression.buckets import pack
 from gradwire_compression.codecs import registry
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
@@ -201,19 +202,30 @@ def test_compiled_kernel_equals_reference_on_any_input(name, block, num_kept, si
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6])
-def test_compiled_cast_equals_reference(size, dtype, world_size):
+@pytest.mark.parametrize(
+    ("name", "exponent"), [("bf16", 0), ("fp16", 0), ("fp16", -9), ("fp16", 40), ("fp16", -115)]
+)
+def test_compiled_cast_equals_reference(size, dtype, world_size, name, exponent):
     x = hard_values(size + 3, seed=size, dtype=dtype)
     if size == 1000:
         x[400:500] = torch.nan
         x[600:800] = 0
-    layout = layout_of(size, 64, offset=3)
-    residual = hard_values(size, seed=7) * 0.1
+    _check_cast(x, layout_of(size, 64, offset=3), hard_values(size, seed=7) * 0.1, world_size, name, exponent)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_compiled_cast_equals_reference_when_large(name):
+    size = 1_000_003
+    _check_cast(torch.randn(size), layout_of(size, 1024), torch.randn(size) * 0.01, 2, name, 0)
+
+
+def _check_cast(x, layout, residual, world_size, name, exponent):
     results = []
-    for kernels in (dispatch.cast_kernels(CPU), ReferenceCastKernels()):
-        wire = torch.full((size,), torch.nan, dtype=torch.bfloat16)
-        new_residual = torch.full((size,), torch.nan)
-        kernels.encode(x, layout, residual, wire, new_residual, world_size)
-        out = torch.full((size + 3,), 5.0, dtype=dtype)
-        kernels.decode(wire, layout, out)
-        results.append((wire, new_residual, out))
+    for kernels in (dispatch.cast_kernels(name, CPU), ReferenceCastKernels()):
+        wire = torch.full((layout.numel,), torch.nan, dtype=CastCodec(name, CPU).dtype)
+        new_residual, largest = torch.full((layout.numel,), torch.nan), torch.full((1,), torch.nan)
+        kernels.encode(x, layout, residual, wire, new_residual, world_size, exponent, largest)
+        out = torch.full((x.numel(),), 5.0, dtype=x.dtype)
+        kernels.decode(wire, layout, out, exponent)
+        results.append((wire, new_residual, largest, out))
     assert all(same_bits(one, other) for one, other in zip(*results, strict=True))

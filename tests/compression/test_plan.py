@@ -47,7 +47,10 @@ def test_plan_survives_json():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"codec": "gzip"}, "codec 'gzip' is unknown; known codecs are none, bf16, int8, fp8, int4, onebit, topk"),
+        (
+            {"codec": "gzip"},
+            "codec 'gzip' is unknown; known codecs are none, bf16, fp16, int8, fp8, int4, onebit, topk",
+        ),
         ({"codec": "int8", "parameters": {"bits": 4}}, "codec int8 has no parameter 'bits'; it has block"),
         ({"codec": "bf16", "parameters": {"block": 64}}, "codec bf16 has no parameter 'block'; it has none"),
         ({"codec": "int8", "parameters": {"block": 63}}, "int8.block is 63; wanted: int from 64 to 4096"),

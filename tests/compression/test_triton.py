@@ -12,7 +12,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed here")
 
-from gradwire_compression.codecs import bf16, registry  # noqa: E402
+from gradwire_compression.codecs import cast, registry  # noqa: E402
 from gradwire_compression.kernels import cuda  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
@@ -111,7 +111,7 @@ KERNELS = [
 
 
 def compiled(name, operation, architecture, is_aligned):
-    block = bf16.BLOCK if name == "bf16" else registry.facts(name).parameters[0].default
+    block = cast.BLOCK if name == "bf16" else registry.facts(name).parameters[0].default
     kernel, constants = cuda.kernel_of(name, operation, block)
     return compile_for(architecture, kernel, constants | {"IS_ALIGNED": is_aligned, "IS_ADDED": False})
 

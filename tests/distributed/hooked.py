@@ -5,7 +5,7 @@ from gradwire_compression import BucketTiming, Exchange, Plan, ddp
 from torch.nn.parallel import DistributedDataParallel
 
 # Every codec that loses something.
-CODECS = ("bf16", "int8", "fp8", "int4", "onebit", "topk")
+CODECS = ("bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk")
 
 # Those of which every step is close to the mean; topk sends a few elements a step.
 DENSE = tuple(codec for codec in CODECS if codec != "topk")

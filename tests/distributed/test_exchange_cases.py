@@ -93,6 +93,54 @@ def test_c03_rows_without_gradient_are_not_pushed_around():
         assert torch.allclose(path[-1, :4], torch.full((4, 4), -2.0), rtol=0, atol=0.02)
 
 
+def _c04_fp16(rank, world_size, gradients):
+    """Applied gradients of steps in which all elements of a rank are equal; `gradients` by step and rank."""
+    model, _, script = wrap(Given((1024,)), everything("fp16"))
+    seen = []
+    for values in gradients:
+        model.zero_grad()
+        model([torch.full((1024,), values[rank])]).backward()
+        seen.append(gradients_of(model)[0].double())
+    assert not script.errors
+    return torch.stack(seen), script.num_nonfinite_results
+
+
+def test_c04_fp16_average_that_fits_is_right_though_the_sum_does_not():
+    for seen, num_nonfinite in run_ranks(2, _c04_fp16, [[40000.0, 40000.0]] * 5):
+        assert float((seen - 40000.0).abs().max()) <= 32
+        assert num_nonfinite == 0
+
+
+def test_c04_fp16_overflow_is_seen_by_all_and_spoils_one_step():
+    # 70 000 does not fit before a magnitude is known; 900 does, and 16 times as much then does not.
+    steps = [[value] * 2 for value in (70_000.0, 70_000.0, 900.0, 900.0, 900.0, 900.0, 14_400.0, 14_400.0)]
+    for seen, num_nonfinite in run_ranks(2, _c04_fp16, steps):
+        finite = seen.isfinite().all(dim=1)
+        assert finite.tolist() == [False, *[True] * 7]
+        assert num_nonfinite == 1
+        wanted = torch.tensor([value for value, _ in steps], dtype=torch.float64)
+        # What one step rounds off, the next one brings.
+        assert torch.allclose(seen[1:].mean(dim=1), wanted[1:], rtol=1e-3, atol=32)
+
+
+def test_c04_fp16_growth_beyond_the_headroom_is_seen_and_then_known():
+    steps = [[value] * 2 for value in (1.0, 1.0, 7.9, 1.0, 40.0, 40.0)]
+    for seen, _ in run_ranks(2, _c04_fp16, steps):
+        assert seen.isfinite().all(dim=1).tolist() == [True, True, True, True, False, True]
+
+
+def test_c04_fp16_tiny_gradients_add_up():
+    for seen, _ in run_ranks(2, _c04_fp16, [[1e-8, 1e-8]] * 100):
+        assert torch.allclose(seen.sum(dim=0), torch.full((1024,), 1e-6, dtype=torch.float64), rtol=0, atol=6e-8)
+
+
+def test_c04_fp16_gradients_that_cancel_do_not_overflow():
+    steps = [[1000.0, -1000.001]] * 20
+    for seen, num_nonfinite in run_ranks(2, _c04_fp16, steps):
+        assert num_nonfinite == 0
+        assert float(seen.mean(dim=0).abs().max()) < 0.1
+
+
 def _c04_tiny(rank, world_size, codec, value):
     model, _, script = wrap(Given((1024,)), everything(codec))
     seen = []
@@ -234,7 +282,7 @@ def _c17(rank, world_size, codec):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("codec", ["none", *CODECS])
 def test_c17_sizes_that_divide_by_nothing(codec, world_size):
-    limit = 4e-3 if codec == "bf16" else 1e-6
+    limit = {"bf16": 4e-3, "fp16": 1e-3}.get(codec, 1e-6)
     assert max(run_ranks(world_size, _c17, codec)) <= limit
 
 
@@ -244,7 +292,7 @@ def _everything(codec):
 
 
 def _c19(rank, world_size):
-    plans = ["none", "bf16", "int8", "fp8", "int4", "onebit", "topk", "none"]
+    plans = ["none", "bf16", "fp16", "int8", "fp8", "int4", "onebit", "topk", "none"]
     switches = {1 + 3 * i: (_everything(name), "carry") for i, name in enumerate(plans[:-1])}
     switches[3 * len(plans) - 2] = (Plan(), "drop")
     model, _, script = wrap(Given((4, 4)), Plan(), switches)

@@ -33,7 +33,15 @@ def _memory(rank, world_size, codec):
 
 @pytest.mark.parametrize(
     ("codec", "low", "high"),
-    [("bf16", 4, 9), ("int8", 8, 11.5), ("fp8", 8, 11.5), ("int4", 8, 10), ("onebit", 8, 9), ("topk", 8, 9)],
+    [
+        ("bf16", 4, 9),
+        ("fp16", 4, 9),
+        ("int8", 8, 11.5),
+        ("fp8", 8, 11.5),
+        ("int4", 8, 10),
+        ("onebit", 8, 9),
+        ("topk", 8, 9),
+    ],
 )
 def test_memory_is_told_before_it_is_taken(codec, low, high):
     numel = 400 * 500 + 300 * 700

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from gradwire_compression.codecs import bf16, fp8, int4, int8, onebit, powersgd, topk
+from gradwire_compression.codecs import bf16, fp8, fp16, int4, int8, onebit, powersgd, topk
 from gradwire_compression.codecs.base import ScaledCodec
-from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.facts import CodecFacts, Number
 from gradwire_compression.codecs.powersgd import LowRankCodec
 
@@ -14,7 +14,17 @@ _NONE = CodecFacts("none", 32.0, is_lossy=False, has_residual=False)
 
 _FACTS = {
     facts.name: facts
-    for facts in (_NONE, bf16.FACTS, int8.FACTS, fp8.FACTS, int4.FACTS, onebit.FACTS, topk.FACTS, powersgd.FACTS)
+    for facts in (
+        _NONE,
+        bf16.FACTS,
+        fp16.FACTS,
+        int8.FACTS,
+        fp8.FACTS,
+        int4.FACTS,
+        onebit.FACTS,
+        topk.FACTS,
+        powersgd.FACTS,
+    )
 }
 
 
@@ -34,15 +44,15 @@ def facts(name: str) -> CodecFacts:
 
 def make(
     name: str, parameters: Mapping[str, Number], device: torch.device
-) -> ScaledCodec | BF16Codec | LowRankCodec:
+) -> ScaledCodec | CastCodec | LowRankCodec:
     """Return the lossy codec `name` for tensors on `device`.
 
     Raises:
         PlanError: It has no kernels for that device.
     """
     assert _FACTS[name].is_lossy
-    if name == "bf16":
-        return BF16Codec(device)
+    if name in ("bf16", "fp16"):
+        return CastCodec(name, device)
     if name == "powersgd":
         return LowRankCodec(int(parameters["rank"]), device)
     if name == "topk":

@@ -1,4 +1,4 @@
-"""The average in bfloat16: cast, one native all-reduce, cast back."""
+"""The average in two bytes an element: cast, one native all-reduce, cast back."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,10 @@ from torch.distributed import ProcessGroup
 
 from gradwire_compression import residuals
 from gradwire_compression.buckets import Slot
-from gradwire_compression.codecs.bf16 import BF16Codec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes
+from gradwire_compression.collectives.power import AgreedPower
 from gradwire_compression.finite import is_finite
 from gradwire_compression.layout import Layout
 from gradwire_compression.scratch import Scratch, zeros
@@ -20,23 +21,29 @@ from gradwire_compression.trace import Trace
 class Cast:
     """One bucket's exchange by a cast and an all-reduce.
 
-    Cost: sends 2 (W - 1) / W * 2 bytes for each element. Memory: 4 bytes for each element; the cast elements and a
-    copy of what was sent are in the shared scratch.
+    Cost: sends 2 (W - 1) / W * 2 bytes for each element and, under fp16, for each rank. Memory: 4 bytes for each
+    element; the cast elements and a copy of what was sent are in the shared scratch.
     """
 
     def __init__(
         self,
         slots: Sequence[Slot],
-        codec: BF16Codec,
+        codec: CastCodec,
         group: ProcessGroup,
+        rank: int,
         world_size: int,
         scratch: Scratch,
         device: torch.device,
     ) -> None:
         self._slots, self._codec, self._group, self._scratch = slots, codec, group, scratch
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._layout = Layout.build(slots, codec.block)
-        self._num_bytes = codec.wire_bytes(self._layout.numel)
+        self._power = AgreedPower()
+        # The largest magnitude sent, and how the elements of this step are scaled.
+        self._largest = torch.zeros(1)
+        self._exponent = 0
+        self._num_elements = self._layout.numel + (world_size if codec.is_scaled else 0)
+        self._num_bytes = codec.wire_bytes(self._num_elements)
         self.wire_bytes = exact_wire_bytes(self._num_bytes, world_size)
         self.worker = zeros(self._layout.numel, device)
         scratch.reserve("sent", self._num_bytes)
@@ -49,12 +56,19 @@ class Cast:
 
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Cast and sum; the buffer is only read."""
-        sent, received = self._wires()
+        sent, received = self._buffers()
+        numel, self._exponent = self._layout.numel, self._power.exponent
         with trace.measure("encode"):
-            self._codec.encode(buffer, self._layout, self.worker, sent, self._world_size)
+            self._codec.encode(
+                buffer, self._layout, self.worker, sent[:numel], self._world_size, self._exponent, self._largest
+            )
+            if self._codec.is_scaled:
+                self._power.write(sent[numel:], self._rank, self._largest)
             # The all-reduce works in place, and taking a step back needs to know what was sent.
             received.copy_(sent)
         compat.start_all_reduce(received, self._group).wait()
+        if self._codec.is_scaled:
+            self._power.read(received[numel:])
 
     def own_nonfinite(self) -> tuple[str, ...]:
         """Return the parameters of which this rank just sent something that is not finite."""
@@ -72,18 +86,23 @@ class Cast:
 
     def take_back(self, buffer: Tensor) -> None:
         """Bring back the residual from before this step."""
-        decoded = self._wires()[0].to(torch.float32) * self._world_size
+        decoded = self._wires()[0].to(torch.float32) * (self._world_size * 2.0**-self._exponent)
         residuals.restore(self.worker, self._layout, decoded, buffer)
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the mean into the buffer."""
         with trace.measure("decode"):
-            self._codec.decode(self._wires()[1], self._layout, buffer)
+            self._codec.decode(self._wires()[1], self._layout, buffer, self._exponent)
 
     def owed(self) -> Tensor:
         """Return a copy of the residual; a sum has no owner."""
         return self.worker.clone()
 
     def _wires(self) -> tuple[Tensor, Tensor]:
-        sent = self._scratch.take("sent", self._num_bytes, torch.bfloat16)
-        return sent, self._scratch.take("received", self._num_bytes, torch.bfloat16)
+        """Return the elements that were sent and the sums that were received."""
+        sent, received = self._buffers()
+        return sent[: self._layout.numel], received[: self._layout.numel]
+
+    def _buffers(self) -> tuple[Tensor, Tensor]:
+        sent = self._scratch.take("sent", self._num_bytes, self._codec.dtype)
+        return sent, self._scratch.take("received", self._num_bytes, self._codec.dtype)

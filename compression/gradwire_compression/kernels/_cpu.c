@@ -131,27 +131,45 @@ SCALED_CODEC(int4, int4_value_bytes(table.block))
 SCALED_CODEC(onebit, onebit_value_bytes(table.block))
 SCALED_CODEC(topk, table.num_scales)
 
-CLONED static void cast_encode(
+ALWAYS void cast_encode_blocks(
     const void *x, int dtype, struct table table, const float *residual, float *new_residual, uint16_t *values,
-    int64_t world_size) {
+    float factor, float unit, float *largest, int kind) {
     float scratch[MAX_BLOCK];
-    float factor = 1.0f / (float)world_size;
+    uint32_t seen = 0;
     int64_t start = 0;
     for (int64_t k = 0; k < table.num_blocks; k++) {
         int64_t length = table.lengths[k];
         const float *input = read_block(x, dtype, table.offsets[k], length, scratch);
-        cast_encode_block(
-            input, residual + start, new_residual + start, length, factor, (float)world_size, values + start);
+        uint32_t magnitude = cast_encode_block(
+            input, residual + start, new_residual + start, length, factor, unit, values + start, kind);
+        seen = magnitude > seen ? magnitude : seen;
         start += length;
     }
+    largest[0] = from_bits(seen);
 }
 
-CLONED static void cast_decode(const uint16_t *values, struct table table, void *out, int dtype) {
+CLONED static void cast_encode(
+    const void *x, int dtype, struct table table, const float *residual, float *new_residual, uint16_t *values,
+    int kind, int64_t world_size, int64_t exponent, float *largest) {
+    float power = from_bits((uint32_t)(127 + exponent) << 23);
+    float factor = 1.0f / (float)world_size * power, unit = (float)world_size / power;
+    if (kind == FLOAT16)
+        cast_encode_blocks(x, dtype, table, residual, new_residual, values, factor, unit, largest, FLOAT16);
+    else
+        cast_encode_blocks(x, dtype, table, residual, new_residual, values, factor, unit, largest, BFLOAT16);
+}
+
+CLONED static void cast_decode(
+    const uint16_t *values, int kind, int64_t exponent, struct table table, void *out, int dtype) {
     float decoded[MAX_BLOCK];
+    float unit = from_bits((uint32_t)(127 - exponent) << 23);
     int64_t start = 0;
     for (int64_t k = 0; k < table.num_blocks; k++) {
         int64_t length = table.lengths[k];
-        for (int64_t i = 0; i < length; i++) decoded[i] = from_bf16(values[start + i]);
+        if (kind == FLOAT16)
+            for (int64_t i = 0; i < length; i++) decoded[i] = from_fp16(values[start + i]) * unit;
+        else
+            for (int64_t i = 0; i < length; i++) decoded[i] = from_bf16(values[start + i]) * unit;
         write_block(out, dtype, table.offsets[k], length, decoded);
         start += length;
     }
@@ -210,10 +228,11 @@ SCALED_FUNCTIONS(fp8)
 SCALED_FUNCTIONS(int4)
 SCALED_FUNCTIONS(onebit)
 SCALED_FUNCTIONS(topk)
-FUNCTION(cast_encode, 6,
+FUNCTION(cast_encode, 9,
          cast_encode(ADDRESS(void, 4), (int)values[5], table, ADDRESS(float, 6), ADDRESS(float, 7),
-                     ADDRESS(uint16_t, 8), values[9]))
-FUNCTION(cast_decode, 3, cast_decode(ADDRESS(uint16_t, 4), table, ADDRESS(void, 5), (int)values[6]))
+                     ADDRESS(uint16_t, 8), (int)values[9], values[10], values[11], ADDRESS(float, 12)))
+FUNCTION(cast_decode, 5,
+         cast_decode(ADDRESS(uint16_t, 4), (int)values[5], values[6], table, ADDRESS(void, 7), (int)values[8]))
 
 #define ENTRY(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
 

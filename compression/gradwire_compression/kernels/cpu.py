@@ -77,31 +77,44 @@ class CpuKernels:
 
 
 class CpuCastKernels:
-    """Encode and decode of the bf16 cast."""
+    """Encode and decode of the casts."""
 
     def __init__(self, module: ModuleType) -> None:
         self._encode: Any = module.cast_encode
         self._decode: Any = module.cast_decode
 
     def encode(
-        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+        self,
+        x: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        wire: Tensor,
+        new_residual: Tensor,
+        world_size: int,
+        exponent: int,
+        largest: Tensor,
     ) -> None:
-        """Cast (x + residual) / W into `wire`; see `BF16Codec.encode`."""
+        """Cast (x + residual) / W * 2**exponent into `wire`; see `CastCodec.encode`."""
         self._encode(
             *_table(layout),
             _address(x, x.dtype, 0),
             _DTYPES[x.dtype],
             _address(residual, torch.float32, layout.numel),
             _address(new_residual, torch.float32, layout.numel),
-            _address(wire, torch.bfloat16, layout.numel),
+            _address(wire, wire.dtype, layout.numel),
+            _DTYPES[wire.dtype],
             world_size,
+            exponent,
+            _address(largest, torch.float32, 1),
         )
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        """Write the elements of `wire` to their places in `out`."""
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int) -> None:
+        """Write the elements of `wire` times 2**-exponent to their places in `out`."""
         self._decode(
             *_table(layout),
-            _address(wire, torch.bfloat16, layout.numel),
+            _address(wire, wire.dtype, layout.numel),
+            _DTYPES[wire.dtype],
+            exponent,
             _address(out, out.dtype, 0),
             _DTYPES[out.dtype],
         )

@@ -118,7 +118,7 @@ class TritonCastKernels:
     def encode(
         self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
     ) -> None:
-        """Cast (x + residual) / W into `wire`; see `BF16Codec.encode`."""
+        """Cast (x + residual) / W into `wire`; see `CastCodec.encode`."""
         table, (kernel, constants) = layout.table(x.device), kernel_of("bf16", "encode", layout.block)
         rest = residual, new_residual, _numbers(wire), float(world_size)
         _launch(kernel, constants, table, _numbers(x), *_blocks(table), *rest)

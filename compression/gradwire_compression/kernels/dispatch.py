@@ -56,14 +56,22 @@ class ScaledKernels(Protocol):
 
 
 class CastKernels(Protocol):
-    """Encode and decode of the bf16 cast; `BF16Codec` documents the arguments."""
+    """Encode and decode of the casts; `CastCodec` documents the arguments."""
 
     def encode(
-        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+        self,
+        x: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        wire: Tensor,
+        new_residual: Tensor,
+        world_size: int,
+        exponent: int,
+        largest: Tensor,
     ) -> None:
-        """Cast (x + residual) / W."""
+        """Cast (x + residual) / W * 2**exponent."""
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int) -> None:
         """Write the elements back."""
 
 
@@ -97,13 +105,13 @@ def scaled_kernels(name: str, device: torch.device, num_scales: int = 1) -> Scal
     return CpuKernels(_cpu, name, num_scales) if _cpu is not None else reference_kernels(name, num_scales)
 
 
-def cast_kernels(device: torch.device) -> CastKernels:
-    """Return the fastest kernels of the bf16 cast for tensors on `device`.
+def cast_kernels(name: str, device: torch.device) -> CastKernels:
+    """Return the fastest kernels of a cast for tensors on `device`.
 
     Raises:
         PlanError: No kernels run there.
     """
-    _check_device("bf16", device)
+    _check_device(name, device)
     return CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
 
 

@@ -1,4 +1,4 @@
-"""The bf16 cast in plain torch: (x + residual) / W rounded to bf16; the residual is what rounding lost."""
+"""The cast in plain torch: (x + residual) / W times a power of two, rounded; the residual is what rounding lost."""
 
 import torch
 from torch import Tensor
@@ -11,23 +11,37 @@ class ReferenceCastKernels:
     """See `CastKernels`."""
 
     def encode(
-        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+        self,
+        x: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        wire: Tensor,
+        new_residual: Tensor,
+        world_size: int,
+        exponent: int = 0,
+        largest: Tensor | None = None,
     ) -> None:
-        """Cast (x + residual) / W into `wire`; see `BF16Codec.encode`."""
+        """Cast (x + residual) / W * 2**exponent into `wire`; see `CastCodec.encode`."""
         gradient, _, mask = rows(x, layout)
         old, places, _ = rows(residual, layout.compact())
         sums = gradient + old
         # Python divides in double; the factor is the float32 quotient, as the kernel's is.
-        factor = torch.ones(()) / torch.tensor(float(world_size))
+        factor = torch.ones(()) / torch.tensor(float(world_size)) * 2.0**exponent
+        unit = torch.tensor(float(world_size)) / 2.0**exponent
         is_zero = (gradient == 0).all(dim=1, keepdim=True)
-        cast = (sums * factor).to(torch.bfloat16).masked_fill(is_zero, 0.0)
+        cast = (sums * factor).to(wire.dtype).masked_fill(is_zero, 0.0)
         is_bad = ~cast.isfinite().all(dim=1, keepdim=True)
-        new = torch.where(is_zero | is_bad, old, sums - cast.to(torch.float32) * float(world_size))
+        new = torch.where(is_zero | is_bad, old, sums - cast.to(torch.float32) * unit)
         wire[places[mask]] = cast[mask]
         new_residual[places[mask]] = new[mask]
+        if largest is None:
+            return
+        magnitudes = sums.abs().masked_fill(is_zero, 0.0)
+        finite = magnitudes.masked_fill(~magnitudes.isfinite().all(dim=1, keepdim=True), 0.0)
+        largest.copy_(torch.cat([torch.zeros(1), finite.flatten()]).max())
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        """Write the elements of `wire` to their places in `out`."""
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int = 0) -> None:
+        """Write the elements of `wire` times 2**-exponent to their places in `out`."""
         values, _, mask = rows(wire, layout.compact())
         _, places, _ = rows(out, layout)
-        out[places[mask]] = values[mask].to(out.dtype)
+        out[places[mask]] = (values * 2.0**-exponent)[mask].to(out.dtype)

@@ -17,7 +17,7 @@ from gradwire_compression.kernels.tiles.triton import (
 @triton.jit(do_not_specialize=["num_blocks"])
 def encode(x, table, num_blocks, residual, new_residual, wire, world_size,
            ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
-    """Cast x + residual, ROWS blocks a program; see `BF16Codec.encode`. `world_size` is float32."""
+    """Cast x + residual, ROWS blocks a program; see `CastCodec.encode`. `world_size` is float32."""
     _rows, offsets, places, lengths = block_places(table, num_blocks, tl.program_id(0) * ROWS, ROWS, IS_ALIGNED)
     column = tl.arange(0, COLUMNS)
     mask = column < lengths[:, None]

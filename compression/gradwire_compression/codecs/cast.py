@@ -1,0 +1,61 @@
+"""Codecs that cast for a native all-reduce: bf16 and fp16."""
+
+import torch
+from torch import Tensor
+
+from gradwire_compression.kernels import dispatch
+from gradwire_compression.layout import Layout
+
+# Elements that share one decision to send nothing; there is no scale.
+BLOCK = 1024
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class CastCodec:
+    """Casts the blocks of a layout to two bytes an element in compact order; holds no state, sends nothing."""
+
+    block = BLOCK
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self.dtype = _DTYPES[name]
+        # bfloat16 has float32's range and needs no power of two.
+        self.is_scaled = name == "fp16"
+        self._kernels = dispatch.cast_kernels(name, device)
+
+    def wire_bytes(self, num_elements: int) -> int:
+        """Return the bytes of the cast elements."""
+        return 2 * num_elements
+
+    def encode(
+        self,
+        x: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        wire: Tensor,
+        world_size: int,
+        exponent: int = 0,
+        largest: Tensor | None = None,
+    ) -> None:
+        """Cast (x + residual) / W * 2**exponent; what rounding loses becomes the residual, in gradient units.
+
+        A block whose gradient is exactly zero sends zero and keeps its residual; a block that is not finite is sent
+        as it is and keeps its residual.
+
+        Args:
+            x: Flat float32, bfloat16 or float16, contiguous.
+            layout: Blocks of `x`.
+            residual: [layout.numel] float32 in compact order, updated in place.
+            wire: [layout.numel] of the codec's dtype, overwritten.
+            world_size: W; dividing before the sum keeps large gradients finite.
+            exponent: -115 to 100; 0 unless the codec is scaled.
+            largest: [1] float32, overwritten with the largest magnitude of x + residual in blocks that are sent and
+                finite, 0 if there are none.
+        """
+        noted = torch.empty(1) if largest is None else largest
+        self._kernels.encode(x, layout, residual, wire, residual, world_size, exponent, noted)
+
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int = 0) -> None:
+        """Write the elements of `wire` times 2**-exponent to the layout's blocks of `out`."""
+        self._kernels.decode(wire, layout, out, exponent)
