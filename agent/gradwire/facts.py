@@ -9,7 +9,7 @@ from gradwire_compression import Exchange, Plan, PlanError, registry
 from gradwire_compression import notes as kernel_notes
 from gradwire_compression.plan import check_optimizer
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts
+from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts, RouteFacts
 from msgspec.structs import asdict
 
 from gradwire.groups import interface_to
@@ -53,6 +53,7 @@ def attempt_started(
         codecs=codecs,
         codec_memory_bytes=memory_bytes,
         refused_codecs=refused,
+        routes=route_facts(exchange, tuple(memory_bytes)),
         is_steered=not unsteered_reason,
         notes=notes,
         versions={"torch": str(torch.__version__)},
@@ -72,6 +73,15 @@ def weigh_codecs(
         except PlanError as error:
             refused[name] = str(error)
     return memory_bytes, refused
+
+
+def route_facts(exchange: Exchange, codecs: tuple[str, ...]) -> dict[str, RouteFacts]:
+    """Return how gradients travel with each codec, all of which have kernels for the model's device."""
+    routes = {name: exchange.route(Plan(codec=name)) for name in codecs}
+    return {
+        name: RouteFacts(flat_reason=route.flat_reason, wire_bytes=route.wire_bytes, node_bytes=route.node_bytes)
+        for name, route in routes.items()
+    }
 
 
 def link_facts(given: LinkFacts) -> LinkFacts:

@@ -25,6 +25,8 @@ class Membership:
     node: int
     # Global order: the ranks of this rank's node, ascending.
     local_ranks: tuple[int, ...]
+    # The ranks of every node, in the order of their numbers.
+    nodes: tuple[tuple[int, ...], ...]
     started_at: float
 
 
@@ -47,6 +49,10 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
     dist.all_gather_object(everybody, mine, group=group)
     places = [member["place"] for member in everybody]
     first_ranks = sorted({places.index(other) for other in places})
+    nodes = tuple(
+        tuple(rank for rank, other in enumerate(places) if other == places[first]) for first in first_ranks
+    )
+    node = first_ranks.index(places.index(place))
     leader = everybody[0]
     return Membership(
         run=leader["run"],
@@ -56,7 +62,8 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         rank=rank,
         world_size=world_size,
         host=host,
-        node=first_ranks.index(places.index(place)),
-        local_ranks=tuple(index for index, other in enumerate(places) if other == place),
+        node=node,
+        local_ranks=nodes[node],
+        nodes=nodes,
         started_at=leader["started_at"],
     )

@@ -61,7 +61,9 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         on_result=outlet.on_result,
         on_event=outlet.on_event,
     )
-    exchange = steering.exchange = _exchange(model, settings, parameters, optimizer_class, steering, clock)
+    exchange = steering.exchange = _exchange(
+        model, settings, membership, parameters, optimizer_class, steering, clock
+    )
     started = attempt_started(
         settings,
         membership,
@@ -116,6 +118,7 @@ def _trainable(model: DistributedDataParallel) -> NamedParameters:
 def _exchange(
     model: DistributedDataParallel,
     settings: Settings,
+    membership: Membership,
     parameters: NamedParameters,
     optimizer_class: str | None,
     observer: Steering,
@@ -130,6 +133,7 @@ def _exchange(
             optimizer_class=optimizer_class,
             observer=observer,
             clock=clock.stamp,
+            nodes=membership.nodes,
         )
         ddp.attach_ddp(model, exchange)
     except (HookTakenError, PlanError) as error:

@@ -16,12 +16,13 @@ from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, pa
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane
+from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
 from gradwire_compression.errors import CompressionError, PlanError, StateError
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
 from gradwire_compression.plan import Plan, check_optimizer
-from gradwire_compression.prepared import Prepared, Ranks
+from gradwire_compression.prepared import Prepared, Ranks, Route
 from gradwire_compression.trace import Trace
 
 _META = torch.device("meta")
@@ -51,6 +52,7 @@ class Exchange:
         observer: Observer,
         clock: Callable[[], float] = time.perf_counter,
         lane_group: ProcessGroup | None = None,
+        nodes: Sequence[Sequence[int]] = (),
     ) -> None:
         """Make an exchange; every rank of the group must do so at the same point.
 
@@ -62,10 +64,12 @@ class Exchange:
             observer: Told of every step and bucket.
             clock: Monotonic, seconds.
             lane_group: A group of the same ranks that nobody else uses; None makes one.
+            nodes: Ranks in `group` by node, equal on every rank; empty if unknown. Several nodes with equally many
+                ranks, more than one, get the groups of a hierarchical exchange.
 
         Raises:
             PlanError: The plan is not acceptable here.
-            CompressionError: No parameter requires a gradient.
+            CompressionError: No parameter requires a gradient, or `nodes` are not the ranks of `group`.
         """
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         if not self._parameters:
@@ -80,7 +84,10 @@ class Exchange:
             lane_group = None
         elif lane_group is None:
             lane_group = compat.new_side_group(group)
-        self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size)
+        self._nodes = check(nodes, self.world_size)
+        reason = flat_reason(self._nodes)
+        node_groups = None if reason else open_groups(self._nodes, group)
+        self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size, node_groups, reason)
         self._lane: Lane | None = None
         self._is_closed = False
         self._num_syncs = 0
@@ -148,8 +155,17 @@ class Exchange:
         Raises:
             PlanError: The codec has no kernels for the model's device.
         """
-        shapes = self._book.shapes or self._assumed_shapes()
-        return Prepared(plan, self._parameters, shapes, self._ranks, _META).memory_bytes
+        return self._weigh(plan).memory_bytes
+
+    def route(self, plan: Plan) -> Route:
+        """Return how gradients travel under `plan`, in one level or in two, and the bytes of a step.
+
+        Before the first step the buckets are not known, and one bucket for each dtype is assumed.
+
+        Raises:
+            PlanError: The codec has no kernels for the model's device.
+        """
+        return self._weigh(plan).route()
 
     def layout_hash(self) -> int:
         """Return a number below 2**48 for the buckets of the last complete step, 0 before the first."""
@@ -311,6 +327,10 @@ class Exchange:
     def _drain(self) -> None:
         if self._lane is not None:
             self._lane.drain()
+
+    def _weigh(self, plan: Plan) -> Prepared:
+        shapes = self._book.shapes or self._assumed_shapes()
+        return Prepared(plan, self._parameters, shapes, self._ranks, _META)
 
     def _assumed_shapes(self) -> list[BucketShape]:
         by_dtype: dict[torch.dtype, list[tuple[str, int]]] = {}

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot, pack
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
@@ -55,7 +54,7 @@ class LossyBucket:
 
     def load(self, held: dict[str, Tensor]) -> None:
         """Begin with the residuals that are held for these parameters, and take them out of `held`."""
-        residuals.load(self.collective.worker, self.compressed, held)
+        self.collective.load(held)
         for slot in self.compressed:
             held.pop(slot.name, None)
 

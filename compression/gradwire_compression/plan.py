@@ -15,6 +15,7 @@ from gradwire_compression.errors import PlanError
 from gradwire_compression.hashing import hash_json
 
 EXACT = "exact"
+EXCHANGES = ("auto", "flat", "hierarchical")
 
 # What codecs read.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,6 +49,9 @@ class Plan:
     exempt_patterns: tuple[str, ...] = ()
     # Uncompressed synchronised steps, counted from the exchange's first, before the codec is used.
     warmup_steps: int = 0
+    # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
+    # "hierarchical" both fall back to flat where the nodes do not allow it, and the exchange says why.
+    exchange: str = "auto"
     # Accept the codec under an optimizer it is not known to be safe with.
     force: bool = False
 
@@ -58,6 +62,8 @@ class Plan:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PlanError(f"{name} is {value!r}; wanted: an integer of 0 or more")
+        if self.exchange not in EXCHANGES:
+            raise PlanError(f"exchange is {self.exchange!r}; wanted: one of {', '.join(EXCHANGES)}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Plan":

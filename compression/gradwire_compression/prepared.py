@@ -14,7 +14,10 @@ from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.cast import Cast
+from gradwire_compression.collectives.exact import exact_wire_bytes
+from gradwire_compression.collectives.hierarchical import Hierarchical, is_divisible
 from gradwire_compression.collectives.low_rank import LowRank
+from gradwire_compression.collectives.nodes import NodeGroups
 from gradwire_compression.collectives.two_phase import TwoPhase
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
@@ -29,6 +32,21 @@ class Ranks:
     group: ProcessGroup | None
     rank: int
     world_size: int
+    # Groups of an exchange in two levels, or why there are none.
+    nodes: NodeGroups | None = None
+    flat_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How gradients travel under a plan."""
+
+    # Why all ranks exchange with each other; empty if the exchange is exact inside nodes and lossy across.
+    flat_reason: str
+    # What one rank sends in one step, bytes.
+    wire_bytes: int
+    # What leaves one node in one step, bytes; None for a flat exchange.
+    node_bytes: int | None
 
 
 class Prepared:
@@ -65,6 +83,43 @@ class Prepared:
         """Residuals and buffers, bytes."""
         return self._scratch.num_bytes + sum(bucket.memory_bytes for bucket in self.buckets.values())
 
+    @property
+    def flat_reason(self) -> str:
+        """Why the exchange is in one level; empty if it is exact inside nodes and compressed across."""
+        if self._ranks.nodes is None:
+            return self._ranks.flat_reason
+        if self._codec is None:
+            return "nothing is compressed"
+        if self.plan.exchange == "flat":
+            return "the plan asks for it"
+        if isinstance(self._codec, LowRankCodec):
+            return "the codec needs whole matrices"
+        return ""
+
+    def owned_names(self) -> list[str]:
+        """Return the parameters of which some rank may hold a residual as an owner, in the model's order."""
+        return [
+            name for name in self._parameters if self.is_compressed(name) and isinstance(self._codec, ScaledCodec)
+        ]
+
+    def route(self) -> Route:
+        """Return how the buckets built so far travel."""
+        ranks = self._ranks
+        exact_bytes = sum(
+            shape.dtype.itemsize * slot.numel
+            for shape in self._shapes.values()
+            for slot in shape.slots
+            if not self.is_compressed(slot.name)
+        )
+        exact = exact_wire_bytes(exact_bytes, ranks.world_size)
+        collectives = [bucket.collective for bucket in self.buckets.values()]
+        wire_bytes = exact + sum(collective.wire_bytes for collective in collectives)
+        if self.flat_reason or ranks.nodes is None:
+            return Route(self.flat_reason, wire_bytes, None)
+        across = [one.outer.wire_bytes if isinstance(one, Hierarchical) else one.wire_bytes for one in collectives]
+        # A ring that visits the ranks node by node leaves each node once.
+        return Route("", wire_bytes, exact + ranks.nodes.inner_size * sum(across))
+
     def is_compressed(self, name: str) -> bool:
         """Return whether the codec is used for this parameter."""
         return self._codec is not None and name in self._compressed
@@ -82,7 +137,7 @@ class Prepared:
         if not any(slot.numel for slot in compressed) or self._ranks.group is None:
             return None
         exempt = tuple(slot for slot in shape.slots if not self.is_compressed(slot.name))
-        collective = self._collective(compressed, self._ranks.group)
+        collective = self._collective(compressed, shape.dtype, self._ranks.group)
         bucket = LossyBucket(
             shape, compressed, exempt, collective, self._ranks.group, self._ranks.world_size, self._scratch
         )
@@ -111,14 +166,23 @@ class Prepared:
             held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
         return held
 
-    def _collective(self, slots: tuple[Slot, ...], group: ProcessGroup) -> LossyCollective:
-        ranks, codec = self._ranks, self._codec
+    def _collective(self, slots: tuple[Slot, ...], dtype: torch.dtype, group: ProcessGroup) -> LossyCollective:
+        ranks, nodes = self._ranks, self._ranks.nodes
+        numel = sum(slot.numel for slot in slots)
+        if nodes is None or self.flat_reason or not is_divisible(numel, nodes.inner_size):
+            return self._flat(slots, group, ranks.rank, ranks.world_size)
+
+        def across(owned: tuple[Slot, ...]) -> LossyCollective:
+            return self._flat(owned, nodes.outer, nodes.outer_rank, nodes.outer_size)
+
+        return Hierarchical(slots, dtype, nodes, across, self._scratch, self._device)
+
+    def _flat(self, slots: tuple[Slot, ...], group: ProcessGroup, rank: int, world_size: int) -> LossyCollective:
+        codec = self._codec
         assert codec is not None
         if isinstance(codec, ScaledCodec):
-            return TwoPhase(slots, codec, group, ranks.rank, ranks.world_size, self._scratch, self._device)
+            return TwoPhase(slots, codec, group, rank, world_size, self._scratch, self._device)
         if isinstance(codec, LowRankCodec):
             matrices = [matrix_of(self._parameters[slot.name]) for slot in slots]
-            return LowRank(
-                slots, matrices, codec, self.warm_starts, group, ranks.world_size, self._scratch, self._device
-            )
-        return Cast(slots, codec, group, ranks.rank, ranks.world_size, self._scratch, self._device)
+            return LowRank(slots, matrices, codec, self.warm_starts, group, world_size, self._scratch, self._device)
+        return Cast(slots, codec, group, rank, world_size, self._scratch, self._device)

@@ -1,10 +1,15 @@
 """The plan as it travels: a codec by name with plain numbers, exemptions and warm-up."""
 
+from typing import Literal, get_args
+
 from msgspec import Struct, field
 
 from gradwire_protocol import limits
 from gradwire_protocol.codecs import Number, validate_codec
 from gradwire_protocol.errors import MalformedError
+
+ExchangeChoice = Literal["auto", "flat", "hierarchical"]
+EXCHANGES: tuple[str, ...] = get_args(ExchangeChoice)
 
 
 class PlanSpec(Struct, frozen=True, kw_only=True):
@@ -20,6 +25,9 @@ class PlanSpec(Struct, frozen=True, kw_only=True):
     exempt_patterns: tuple[str, ...] = ()
     # Uncompressed synchronised steps, counted from attach, before the codec is used.
     warmup_steps: int = 0
+    # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
+    # "hierarchical" both fall back to flat where the nodes do not allow it.
+    exchange: ExchangeChoice = "auto"
     # Accept the codec under an optimizer it is not known to be safe with.
     force: bool = False
 
@@ -34,6 +42,11 @@ def validate_plan(plan: PlanSpec, *, field: str = "plan") -> PlanSpec:
         value = getattr(plan, name)
         if not 0 <= value <= limits.MAX_INTEGER:
             raise MalformedError(f"{name} is {value}; wanted: 0 or more", field=f"{field}.{name}")
+    if plan.exchange not in EXCHANGES:
+        raise MalformedError(
+            f"exchange is {str(plan.exchange)[:60]!r}; wanted: one of {', '.join(EXCHANGES)}",
+            field=f"{field}.exchange",
+        )
     if len(plan.exempt_patterns) > limits.MAX_EXEMPT_PATTERNS:
         raise MalformedError(
             f"{len(plan.exempt_patterns)} patterns; wanted: at most {limits.MAX_EXEMPT_PATTERNS}",
@@ -53,5 +66,6 @@ def validate_plan(plan: PlanSpec, *, field: str = "plan") -> PlanSpec:
         min_elements=plan.min_elements,
         exempt_patterns=plan.exempt_patterns,
         warmup_steps=plan.warmup_steps,
+        exchange=plan.exchange,
         force=plan.force,
     )

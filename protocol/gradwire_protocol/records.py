@@ -30,6 +30,17 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
+class RouteFacts(Struct, frozen=True, kw_only=True):
+    """How gradients travel with one codec, unless the plan asks for a flat exchange; for its default parameters."""
+
+    # Why all ranks exchange with each other; empty if the exchange is exact inside nodes and compressed across.
+    flat_reason: str = ""
+    # What one rank sends in one step, bytes.
+    wire_bytes: int
+    # What leaves one node in one step, bytes; None for a flat exchange.
+    node_bytes: int | None = None
+
+
 class AttemptStarted(Struct, frozen=True, kw_only=True, tag="attempt_started"):
     """First record of every node's stream; all nodes state the same facts of the attempt and their own node."""
 
@@ -57,6 +68,7 @@ class AttemptStarted(Struct, frozen=True, kw_only=True, tag="attempt_started"):
     codec_memory_bytes: dict[str, int] = field(default_factory=dict)
     # Codecs that the agent would refuse, with the reason.
     refused_codecs: dict[str, str] = field(default_factory=dict)
+    routes: dict[str, RouteFacts] = field(default_factory=dict)
     is_steered: bool = True
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)

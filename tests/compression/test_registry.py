@@ -1,9 +1,9 @@
 import pytest
 import torch
-from gradwire_compression import Plan, PlanError, registry
+from gradwire_compression import Plan, PlanError, plan, registry
 from gradwire_compression.plan import Plan as PlanClass
 from gradwire_protocol.codecs import CATALOGUE
-from gradwire_protocol.plans import PlanSpec
+from gradwire_protocol.plans import EXCHANGES, PlanSpec
 
 
 def test_registry_equals_the_catalogue_of_the_protocol():
@@ -32,6 +32,7 @@ def test_plan_has_the_fields_and_defaults_that_travel():
     assert set(PlanClass().to_dict()) == set(names)
     for name in names:
         assert getattr(Plan(), name) == getattr(travelling, name)
+    assert plan.EXCHANGES == EXCHANGES
 
 
 @pytest.mark.parametrize("name", [name for name in registry.available() if name != "none"])

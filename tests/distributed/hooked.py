@@ -51,7 +51,7 @@ class Script:
         self.flushes.append((self.exchange.num_syncs, num_steps, norm))
 
 
-def wrap(module, plan=None, switches=(), optimizer_class="SGD", **ddp_arguments):
+def wrap(module, plan=None, switches=(), optimizer_class="SGD", nodes=(), **ddp_arguments):
     """Return (ddp model, exchange, script)."""
     model = DistributedDataParallel(module, **ddp_arguments)
     script = Script(switches)
@@ -61,6 +61,7 @@ def wrap(module, plan=None, switches=(), optimizer_class="SGD", **ddp_arguments)
         plan=plan or Plan(),
         optimizer_class=optimizer_class,
         observer=script,
+        nodes=nodes,
     )
     script.exchange = exchange
     ddp.attach_ddp(model, exchange)

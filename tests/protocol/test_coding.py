@@ -120,6 +120,7 @@ def test_every_codec_has_defaults_within_its_own_ranges(name: str) -> None:
         (PlanSpec(codec="int8", parameters={"blok": 1}), "plan.parameters.blok"),
         (PlanSpec(min_elements=-1), "plan.min_elements"),
         (PlanSpec(warmup_steps=2**63), "plan.warmup_steps"),
+        (PlanSpec(exchange="ring"), "plan.exchange"),  # type: ignore[arg-type]
         (PlanSpec(exempt_patterns=("",)), "plan.exempt_patterns"),
         (PlanSpec(exempt_patterns=("*",) * 65), "plan.exempt_patterns"),
     ],

@@ -1,5 +1,6 @@
 """What every lossy collective can do with one bucket."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -15,12 +16,16 @@ class LossyCollective(Protocol):
 
     # What one rank sends in one step, bytes.
     wire_bytes: int
-    # [n] float32 in compact order: this rank's residual, in gradient units.
-    worker: Tensor
 
     @property
     def memory_bytes(self) -> int:
         """Residuals of this bucket, bytes."""
+
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, the others at zero.
+
+        Called between steps, at the same point on all ranks, which may hold different ones.
+        """
 
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Encode, send, and gather the encoded mean; the buffer is only read."""
@@ -39,6 +44,12 @@ class LossyCollective(Protocol):
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the decoded mean into the buffer."""
+
+    def worker_residual(self) -> Tensor:
+        """Return a new [n] float32: this rank's residual without what it holds as an owner; `load` undoes it."""
+
+    def owner_parts(self) -> list[tuple[int, Tensor]]:
+        """Return (place in compact order, view) of what this rank holds as an owner; empty where nobody is one."""
 
     def owed(self) -> Tensor:
         """Return a new [n] float32: this rank's residual plus W times what it holds as an owner.

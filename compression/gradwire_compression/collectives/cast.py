@@ -1,6 +1,6 @@
 """The average in two bytes an element: cast, one native all-reduce, cast back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,10 @@ class Cast:
         """Residuals of this bucket, bytes."""
         return self.worker.nbytes
 
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, the others at zero."""
+        residuals.load(self.worker, self._slots, held)
+
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Cast and sum; the buffer is only read."""
         sent, received = self._buffers()
@@ -93,6 +97,14 @@ class Cast:
         """Write the mean into the buffer."""
         with trace.measure("decode"):
             self._codec.decode(self._wires()[1], self._layout, buffer, self._exponent)
+
+    def worker_residual(self) -> Tensor:
+        """Return a copy of the residual."""
+        return self.worker.clone()
+
+    def owner_parts(self) -> list[tuple[int, Tensor]]:
+        """Return nothing: a sum has no owner."""
+        return []
 
     def owed(self) -> Tensor:
         """Return a copy of the residual; a sum has no owner."""

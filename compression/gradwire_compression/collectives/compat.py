@@ -1,6 +1,6 @@
 """The one place that knows which name a torch release has for what we need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -42,12 +42,17 @@ def group_timeout(group: ProcessGroup | None) -> timedelta:
     return backend.options._timeout
 
 
-def new_side_group(group: ProcessGroup | None) -> ProcessGroup:
-    """Make a group of the same ranks, backend and time-out; every rank of `group` must call this."""
+def new_side_group(group: ProcessGroup | None, ranks: Sequence[int] | None = None) -> ProcessGroup:
+    """Make a group with the backend and time-out of `group`; every rank that it is to have must call this.
+
+    Args:
+        group: None for the default group.
+        ranks: Global ranks of the new group; None means all of `group`.
+    """
     members = group if group is not None else dist.group.WORLD
     assert members is not None
     made = dist.new_group(
-        ranks=dist.get_process_group_ranks(members),
+        ranks=list(ranks) if ranks is not None else dist.get_process_group_ranks(members),
         timeout=group_timeout(group),
         backend=dist.get_backend(group),
         use_local_synchronization=True,

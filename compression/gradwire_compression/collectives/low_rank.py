@@ -1,6 +1,6 @@
 """The low-rank average: two thin factors of each matrix, averaged by two native all-reduces."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gradwire_compression import residuals
 from gradwire_compression.buckets import Slot
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives import compat
@@ -93,6 +94,10 @@ class LowRank:
         """Residuals and warm starts of this bucket, bytes."""
         return self.worker.nbytes + sum(piece.warm_start.nbytes for piece in self._pieces)
 
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, the others at zero."""
+        residuals.load(self.worker, [piece.slot for piece in self._pieces], held)
+
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Find and average both factors; the buffer is only read."""
         left, right, own_right = self._factors()
@@ -149,6 +154,14 @@ class LowRank:
                 torch.mm(rows.t(), columns, out=piece.matrix.of(product))
                 if product is total:
                     gradient.copy_(total)
+
+    def worker_residual(self) -> Tensor:
+        """Return a copy of the residual."""
+        return self.worker.clone()
+
+    def owner_parts(self) -> list[tuple[int, Tensor]]:
+        """Return nothing: a sum has no owner."""
+        return []
 
     def owed(self) -> Tensor:
         """Return a copy of the residual; a sum has no owner."""

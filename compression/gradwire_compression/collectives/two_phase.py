@@ -1,6 +1,6 @@
 """The compressed average: everybody encodes, owners average and encode again, everybody decodes the same bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +63,10 @@ class TwoPhase:
         """Residuals of this bucket, bytes."""
         return self.worker.nbytes + self._owner.nbytes + self._new_owner.nbytes
 
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, the others at zero."""
+        residuals.load(self.worker, self._slots, held)
+
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Encode, send, and gather the encoded mean; the buffer is only read."""
         sent, received, own = self._payloads()
@@ -120,11 +124,20 @@ class TwoPhase:
                 for owner, shard in enumerate(shards):
                     self._codec.decode(received[part, owner], shard, buffer)
 
+    def worker_residual(self) -> Tensor:
+        """Return a copy of this rank's residual, without what it holds as an owner."""
+        return self.worker.clone()
+
+    def owner_parts(self) -> list[tuple[int, Tensor]]:
+        """Return (place in compact order, view) of what this rank holds as an owner."""
+        starts = [start for start, _ in self._owned_places]
+        return list(zip(starts, self._owner_parts(self._owner), strict=True))
+
     def owed(self) -> Tensor:
         """Return a new [n] float32: this rank's residual plus W times what it holds as an owner."""
         total = self.worker.clone()
-        for (start, numel), owned in zip(self._owned_places, self._owner_parts(self._owner), strict=True):
-            total[start : start + numel].add_(owned, alpha=self._world_size)
+        for start, owned in self.owner_parts():
+            total[start : start + owned.numel()].add_(owned, alpha=self._world_size)
         return total
 
     def _payloads(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 from gradwire_protocol.codecs import CATALOGUE
 
 from gradwire_server.pages import history
+from gradwire_server.pages.exchange import exchange
 from gradwire_server.pages.loop import loop
 from gradwire_server.pages.sentences import change, next_step, quality, saving, trust, verdict
 from gradwire_server.pages.wording import Wording
@@ -194,6 +195,7 @@ def _attempt(words: Wording, view: RunView) -> list[Fact]:
             else words.say("{bytes}/s", bytes=words.bytes(view.link_bytes_per_second)),
             view.link_note,
         ),
+        Fact(words.say("Gradient exchange"), *exchange(words, view)),
         Fact(words.say("Non-finite values"), words.number(view.num_nonfinite)),
         Fact(words.say("Project"), summary.project),
     ]

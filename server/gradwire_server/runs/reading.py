@@ -88,6 +88,7 @@ def run_view(
         backend=source.facts.backend,
         optimizer=source.facts.optimizer or "",
         device_name=source.facts.device_name,
+        route=source.facts.routes.get(source.plan.codec),
         baseline_choices=_baseline_choices(connection, source),
         num_nonfinite=_num_nonfinite(connection, source),
         changes=made,

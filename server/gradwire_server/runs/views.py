@@ -6,7 +6,7 @@ Ratios are 0 to 1, times are Unix seconds, durations are seconds. A `Measure` wi
 from typing import Literal
 
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import Refusal
+from gradwire_protocol.records import Refusal, RouteFacts
 from msgspec import Struct
 
 
@@ -218,6 +218,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     backend: str
     optimizer: str
     device_name: str
+    # How gradients travel now; None where the agent did not say.
+    route: RouteFacts | None = None
     # Other runs that can serve as the baseline: (id, name).
     baseline_choices: tuple[tuple[str, str], ...] = ()
     num_nonfinite: int = 0

@@ -1,0 +1,209 @@
+"""The average in two levels: exact inside a node, where links are fast, and compressed between nodes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire_compression import residuals
+from gradwire_compression.buckets import Slot, pack
+from gradwire_compression.collectives import compat
+from gradwire_compression.collectives.base import LossyCollective
+from gradwire_compression.collectives.nodes import NodeGroups
+from gradwire_compression.collectives.two_phase import MAX_PART_BYTES
+from gradwire_compression.finite import is_finite
+from gradwire_compression.scratch import Scratch
+from gradwire_compression.trace import Trace
+
+# Kernels load 16 bytes at once where every tensor begins at a multiple of so many elements.
+_ALIGNMENT = 4
+
+
+class Hierarchical:
+    """One bucket's exchange in three hops: reduce-scatter inside, lossy average across, all-gather inside.
+
+    The compressed tensors lie one after the other in a vector that is dealt out in order to parts x L chunks of
+    equal size. The shard of rank l is chunk l of each part; it is averaged with rank l of every other node.
+    Gradients travel inside in the bucket's own dtype, and so does the averaged shard: neither loses anything. The
+    sum is made in float32 in rank order.
+
+    Cost: sends 2 (L - 1) / L of the compressed tensors' bytes inside the node, and across what the outer average
+    sends for 1 / L of the elements. Memory: the outer average's for 1 / L of the elements; 8 bytes for each element
+    and 4 for each of the shard are in the shared scratch.
+    Source: the hierarchical all-to-all of ZeRO++ (arXiv:2306.10209), with nothing lost inside the node.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        dtype: torch.dtype,
+        nodes: NodeGroups,
+        make_outer: Callable[[tuple[Slot, ...]], LossyCollective],
+        scratch: Scratch,
+        device: torch.device,
+    ) -> None:
+        """`make_outer` gives the average across nodes of tensors in a flat float32 vector."""
+        self._slots, self._dtype, self._nodes, self._scratch, self._device = slots, dtype, nodes, scratch, device
+        self._packed = pack((slot.name, slot.numel) for slot in slots)
+        self._numel = sum(slot.numel for slot in slots)
+        self._num_parts, self._chunk = divide(self._numel, nodes.inner_size)
+        self._num_padded = self._num_parts * nodes.inner_size * self._chunk
+        self._owned = self._owned_slots()
+        self._num_owned = sum(slot.numel for slot in self._owned)
+        self.outer = make_outer(self._owned)
+        sent_inside = (nodes.inner_size - 1) * self._num_parts * self._chunk * dtype.itemsize
+        self.wire_bytes = 2 * sent_inside + self.outer.wire_bytes
+        self._nonfinite: tuple[str, ...] = ()
+        self._is_finite = True
+        # Residuals are dealt out in float32 whatever the bucket is.
+        scratch.reserve("inside sent", 4 * self._num_padded)
+        scratch.reserve("inside received", 4 * self._num_padded)
+        scratch.reserve("shard", 4 * self._num_parts * self._chunk)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Residuals of this bucket, bytes."""
+        return self.outer.memory_bytes
+
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """Begin with what the ranks of this node hold together, each rank with its shard of it."""
+        sent, _ = self._wires(torch.float32)
+        residuals.load(sent.view(-1)[: self._numel], self._packed, held)
+        shard = self._reduce_scatter(torch.float32, Trace(float))
+        self.outer.load(residuals.split(shard.view(-1)[: self._num_owned], self._owned))
+
+    def exchange(self, buffer: Tensor, trace: Trace) -> None:
+        """Average inside, across, and gather the result inside; the buffer is only read."""
+        sent, received = self._wires(self._dtype)
+        with trace.measure("encode"):
+            for slot, packed in zip(self._slots, self._packed, strict=True):
+                packed.of(sent.view(-1)).copy_(slot.of(buffer))
+        shard = self._reduce_scatter(self._dtype, trace)
+        self.outer.exchange(shard.view(-1), trace)
+        # What this rank sent is not needed any more, and makes room for the averaged shard.
+        own = sent.view(-1)[: shard.numel()].view(shard.shape)
+        self.outer.receive(own.view(-1), trace)
+        gathers = [
+            compat.start_all_gather(result.view(-1), part, self._nodes.inner)
+            for result, part in zip(received, own, strict=True)
+        ]
+        for gather in gathers:
+            gather.wait()
+        # What pads the last part is sent along, and neither averaged nor looked at.
+        self._is_finite = is_finite(received.view(-1)[: self._numel])
+        self._nonfinite = () if self._is_finite else self._find_nonfinite(buffer)
+
+    def own_nonfinite(self) -> tuple[str, ...]:
+        """Return the parameters of which this rank's own gradient is not finite."""
+        return self._nonfinite
+
+    def is_finite(self) -> bool:
+        """Return whether the mean is finite; the same on every rank."""
+        return self._is_finite
+
+    def keep(self) -> None:
+        """Make the residuals of this step the valid ones."""
+        self.outer.keep()
+
+    def take_back(self, buffer: Tensor) -> None:
+        """Bring back the residuals from before this step; the shard still holds what was averaged across."""
+        self.outer.take_back(self._shard().view(-1))
+
+    def receive(self, buffer: Tensor, trace: Trace) -> None:
+        """Write the mean into the buffer."""
+        _, received = self._wires(self._dtype)
+        with trace.measure("decode"):
+            for slot, packed in zip(self._slots, self._packed, strict=True):
+                slot.of(buffer).copy_(packed.of(received.view(-1)))
+
+    def worker_residual(self) -> Tensor:
+        """Return a new [n] float32: L times this rank's residual of its shard, and nothing elsewhere."""
+        return self._spread(self.outer.worker_residual())
+
+    def owner_parts(self) -> list[tuple[int, Tensor]]:
+        """Return (place in compact order, view) of what this rank holds as an owner of the average across."""
+        found = []
+        for start, values in self.outer.owner_parts():
+            for place, begin, end in self._pieces():
+                first, last = max(start, begin), min(start + values.numel(), end)
+                if first < last:
+                    found.append((place + first - begin, values[first - start : last - start]))
+        return found
+
+    def owed(self) -> Tensor:
+        """Return a new [n] float32: L times what this rank holds of its shard, and nothing elsewhere."""
+        return self._spread(self.outer.owed())
+
+    def _spread(self, shard: Tensor) -> Tensor:
+        """Return a new [n] float32 with L times what lies in the shard in its places."""
+        total = torch.zeros(self._numel, device=self._device)
+        for place, begin, end in self._pieces():
+            total[place : place + end - begin].add_(shard[begin:end], alpha=self._nodes.inner_size)
+        return total
+
+    def _reduce_scatter(self, dtype: torch.dtype, trace: Trace) -> Tensor:
+        """Return this rank's shard [parts, chunk] of the mean over the node of what lies in "inside sent"."""
+        sent, received = self._wires(dtype)
+        # Summed in float32 here rather than by the backend, which would sum in the wire's dtype and on gloo sends
+        # all of it to everybody.
+        arrivals = [
+            compat.start_all_to_all(arrived.view(-1), part.view(-1), self._nodes.inner)
+            for arrived, part in zip(received, sent, strict=True)
+        ]
+        shard = self._shard()
+        for arrival, arrived, total in zip(arrivals, received, shard, strict=True):
+            arrival.wait()
+            with trace.measure("decode"):
+                total.copy_(arrived[0])
+                for part in arrived[1:]:
+                    total.add_(part)
+                total.div_(self._nodes.inner_size)
+        return shard
+
+    def _find_nonfinite(self, buffer: Tensor) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self._slots if not is_finite(slot.of(buffer)))
+
+    def _pieces(self) -> list[tuple[int, int, int]]:
+        """Return (place in compact order, begin, end) of each part of the shard; begin and end in the shard."""
+        stride = self._nodes.inner_size * self._chunk
+        pieces, begin = [], 0
+        for part in range(self._num_parts):
+            place = part * stride + self._nodes.inner_rank * self._chunk
+            end = begin + max(0, min(self._chunk, self._numel - place))
+            pieces.append((place, begin, end))
+            begin = end
+        return pieces
+
+    def _owned_slots(self) -> tuple[Slot, ...]:
+        """Return the pieces of tensors that this rank's shard consists of, under names of their own."""
+        sizes = [
+            min(place + end - begin, slot.offset + slot.numel) - max(place, slot.offset)
+            for place, begin, end in self._pieces()
+            for slot in self._packed
+        ]
+        return pack((str(index), size) for index, size in enumerate(size for size in sizes if size > 0))
+
+    def _wires(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return (sent, received), both [parts, L, chunk]."""
+        shape = (self._num_parts, self._nodes.inner_size, self._chunk)
+        num_bytes = self._num_padded * dtype.itemsize
+        sent = self._scratch.take("inside sent", num_bytes, dtype).view(shape)
+        return sent, self._scratch.take("inside received", num_bytes, dtype).view(shape)
+
+    def _shard(self) -> Tensor:
+        num_bytes = 4 * self._num_parts * self._chunk
+        return self._scratch.take("shard", num_bytes, torch.float32).view(self._num_parts, self._chunk)
+
+
+def is_divisible(numel: int, inner_size: int) -> bool:
+    """Return whether every rank of a node gets some of `numel` elements."""
+    return numel > _ALIGNMENT * inner_size * (inner_size - 1)
+
+
+def divide(numel: int, inner_size: int) -> tuple[int, int]:
+    """Return (parts, elements of a shard of a part), about `MAX_PART_BYTES` of float32 in a part."""
+    num_parts = max(1, -(-4 * numel // MAX_PART_BYTES))
+    chunk = -(-numel // (num_parts * inner_size))
+    chunk = -(-chunk // _ALIGNMENT) * _ALIGNMENT
+    # Rounding up may leave nothing for the last part.
+    return -(-numel // (inner_size * chunk)), chunk
