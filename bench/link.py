@@ -3,7 +3,9 @@
 Every rank is a process in a network namespace of its own behind a link shaped by `tbf`. All modes live in the same
 processes and take turns, block by block, so that they meet the same machine; a step is forward, backward, clipping,
 optimizer and zero_grad of a byte transformer, and counts as long as its slowest rank takes. "compute only" is that
-step without any averaging, the limit of what compression can reach. Bytes are counted by the network device.
+step without any averaging, the limit of what compression can reach. Where ranks share hosts, a codec alone means
+exact averages inside hosts and the codec between them, "flat" the codec between all ranks. Bytes are counted by the
+network device.
 
     share of limit = compute only / step        x plain = plain DDP / step
     gap closed = (plain DDP - step) / (plain DDP - compute only)
@@ -22,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire_compression import Plan
+
 from bench import ranks, runner
 from bench.modes import COMPUTE_ONLY, PLAIN, TORCH, our_plans
 from bench.numbers import half_spread, middle, quotients
@@ -29,7 +33,14 @@ from bench.ranks import Cluster
 from bench.runner import Result, Row, Target
 
 MBIT = 1_000_000 // 8
+# The links between hosts, and of each rank where it has a host of its own.
 LINKS = {"1 Gbit/s": 1000 * MBIT, "200 Mbit/s": 200 * MBIT, "10 Gbit/s": 10_000 * MBIT, "unshaped": 0}
+
+# Two hosts of two ranks, whose link is ten times slower than what their ranks have among themselves.
+TOPOLOGY = "2x2"
+OUTER, INNER = "100 Mbit/s", 1000 * MBIT
+# What is compared there: each codec between all ranks, and between hosts only.
+CROSSING = ("bf16", "int8", "int4", "onebit")
 
 LIMIT_SECONDS = 1800.0
 
@@ -77,11 +88,16 @@ class Setting:
     model: str
 
     @property
+    def has_inner_links(self) -> bool:
+        """Whether ranks share hosts, so that an average in two levels can be compared with a flat one."""
+        return self.cluster.ranks_per_host > 1
+
+    @property
     def name(self) -> str:
         """The setting in a few words, e.g. "2 ranks, 6M, 1 Gbit/s"."""
         cluster = self.cluster
         count = f"{cluster.world_size} ranks"
-        if cluster.ranks_per_host > 1:
+        if self.has_inner_links:
             count = f"{cluster.num_hosts} x {cluster.ranks_per_host} ranks"
         return f"{count}, {self.model}, {self.link}"
 
@@ -106,6 +122,10 @@ class Measured:
         rounds = zip(self.seconds(PLAIN), self.seconds(mode), self.seconds(COMPUTE_ONLY), strict=True)
         return [(plain - ours) / (plain - limit) for plain, ours, limit in rounds]
 
+    def leads_of_two_levels(self, codec: str) -> list[float]:
+        """Return the flat exchange's time over that of the exchange in two levels, round by round."""
+        return quotients(self.seconds(flat(codec)), self.seconds(codec))
+
     def ours(self) -> list[str]:
         """Return our lossy modes."""
         return [
@@ -121,13 +141,20 @@ class Measured:
         return [name for name in self.modes if name.startswith(TORCH)]
 
 
-def settings_of(quick: bool, only: str) -> list[Setting]:
-    """Return what to run; `only` is a part of a setting's name."""
+def settings_of(quick: bool, only: str, topology: str = "") -> list[Setting]:
+    """Return what to run; `only` is a part of a setting's name, `topology` runs what has inner links alone."""
+    crossing = Setting(
+        Cluster(2, MBIT * 100, ranks_per_host=2, inner_link=INNER), f"{OUTER} between hosts, 1 Gbit/s inside", "6M"
+    )
+    if topology:
+        return [crossing]
     if quick:
         wanted = [(2, "6M", link) for link in ("1 Gbit/s", "200 Mbit/s")]
     else:
         wanted = [(count, model, link) for count in (2, 4) for model in MODELS for link in LINKS]
     made = [Setting(Cluster(count, LINKS[link]), link, model) for count, model, link in wanted]
+    if not quick:
+        made.append(crossing)
     return [setting for setting in made if only in setting.name]
 
 
@@ -144,11 +171,25 @@ def measure(settings: Sequence[Setting], effort: Effort) -> Result:
     )
 
 
+def flat(codec: str) -> str:
+    """Return the name of the mode in which a codec is used between all ranks."""
+    return f"{codec} flat"
+
+
+def crossing_plans() -> dict[str, dict[str, Any]]:
+    """Return the plans that are compared where ranks share hosts."""
+    plans: dict[str, dict[str, Any]] = {}
+    for codec in CROSSING:
+        plans[flat(codec)] = Plan(codec=codec, exchange="flat").to_dict()
+        plans[codec] = Plan(codec=codec).to_dict()
+    return plans
+
+
 def run(setting: Setting, effort: Effort) -> Measured:
     """Run one setting and check the bytes."""
     options = {
         **asdict(MODELS[setting.model]),
-        "plans": our_plans(),
+        "plans": crossing_plans() if setting.has_inner_links else our_plans(),
         "without": effort.without,
         "steps_per_block": effort.steps_per_block,
         "least_rounds": effort.least_rounds,
@@ -166,7 +207,7 @@ def check_bytes(measured: Measured) -> None:
     Raises:
         RuntimeError: Names the mode where they differ.
     """
-    if measured.setting.cluster.ranks_per_host > 1:
+    if measured.setting.has_inner_links:
         # Only a part of what a rank sends leaves its host.
         return
     for name in measured.modes:
@@ -210,7 +251,14 @@ def targets_of(measured: Measured) -> dict[str, Target]:
         return _gap(measured, "1_gbit", 0.85) | _lead(measured, "1_gbit", 1.15) | _int8_gap(measured)
     if (setting.cluster, setting.model) == (Cluster(2, LINKS["200 Mbit/s"]), "6M"):
         return _gap(measured, "200_mbit", 0.88) | _lead(measured, "200_mbit", 1.0) | _speedup(measured)
+    if setting.has_inner_links:
+        return _two_levels(measured)
     return {}
+
+
+def _two_levels(measured: Measured) -> dict[str, Target]:
+    value = middle(measured.leads_of_two_levels("int8"))
+    return {"lead_of_two_levels_over_flat_int8_at_2x2": _at_least(value, 1.5)}
 
 
 def _gap(measured: Measured, link: str, want: float) -> dict[str, Target]:
@@ -242,8 +290,9 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help='e.g. "2 ranks, 6M": settings with this in their name'
     )
+    parser.add_argument("--topology", choices=[TOPOLOGY], default="", help="only two hosts of two ranks each")
     options = parser.parse_args()
-    settings = settings_of(options.quick, options.only)
+    settings = settings_of(options.quick, options.only, options.topology)
     if not settings:
         parser.error(f"no setting has {options.only!r} in its name")
     return runner.report("link", measure(settings, QUICK if options.quick else FULL), options.json)

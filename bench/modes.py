@@ -1,7 +1,7 @@
 """The ways to average gradients that `bench.link` compares, on one rank."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,13 +110,19 @@ def _dispatch(state, bucket):  # type: ignore[no-untyped-def]
     return state.hook(state.state, bucket)
 
 
-def make_modes(make_module: Callable[[], nn.Module], plans: dict[str, Plan], without: list[str]) -> list[Mode]:
+def make_modes(
+    make_module: Callable[[], nn.Module],
+    plans: dict[str, Plan],
+    without: list[str],
+    hosts: Sequence[Sequence[int]] = (),
+) -> list[Mode]:
     """Make every mode; all ranks do so at the same point.
 
     Args:
         make_module: Makes the model; called four times.
         plans: Ours by the name of their mode.
         without: Names of modes to leave out.
+        hosts: The ranks of each host.
     """
     plain = Replica(make_module)
     modes = [
@@ -124,7 +130,7 @@ def make_modes(make_module: Callable[[], nn.Module], plans: dict[str, Plan], wit
         Mode(COMPUTE_ONLY, plain, is_synced=False),
         Mode(PLAIN, plain, first_steps=2),
         *_torch_modes(make_module),
-        *_our_modes(make_module, plans),
+        *_our_modes(make_module, plans, hosts),
     ]
     return [mode for mode in modes if mode.name not in without]
 
@@ -168,12 +174,15 @@ def _dispatched(replica: Replica, choices: dict[str, _Choice], first_steps: int)
     ]
 
 
-def _our_modes(make_module: Callable[[], nn.Module], plans: dict[str, Plan]) -> list[Mode]:
+def _our_modes(
+    make_module: Callable[[], nn.Module], plans: dict[str, Plan], hosts: Sequence[Sequence[int]]
+) -> list[Mode]:
     replica, meter = Replica(make_module), Meter()
     exchange = Exchange(
         list(replica.module.named_parameters()),
         replica.model.process_group,
         plan=Plan(),
+        nodes=hosts,
         optimizer_class=optimizer_class_name(replica.optimizer),
         observer=meter,
     )
