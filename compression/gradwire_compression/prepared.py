@@ -116,7 +116,7 @@ class Prepared:
         wire_bytes = exact + sum(collective.wire_bytes for collective in collectives)
         if self.flat_reason or ranks.nodes is None:
             return Route(self.flat_reason, wire_bytes, None)
-        across = [one.outer.wire_bytes if isinstance(one, Hierarchical) else one.wire_bytes for one in collectives]
+        across = [one.outer_wire_bytes if isinstance(one, Hierarchical) else one.wire_bytes for one in collectives]
         # A ring that visits the ranks node by node leaves each node once.
         return Route("", wire_bytes, exact + ranks.nodes.inner_size * sum(across))
 
@@ -170,19 +170,21 @@ class Prepared:
         ranks, nodes = self._ranks, self._ranks.nodes
         numel = sum(slot.numel for slot in slots)
         if nodes is None or self.flat_reason or not is_divisible(numel, nodes.inner_size):
-            return self._flat(slots, group, ranks.rank, ranks.world_size)
+            return self._flat(slots, group, ranks.rank, ranks.world_size, self._scratch)
 
-        def across(owned: tuple[Slot, ...]) -> LossyCollective:
-            return self._flat(owned, nodes.outer, nodes.outer_rank, nodes.outer_size)
+        def across(owned: tuple[Slot, ...], scratch: Scratch) -> LossyCollective:
+            return self._flat(owned, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)
 
         return Hierarchical(slots, dtype, nodes, across, self._scratch, self._device)
 
-    def _flat(self, slots: tuple[Slot, ...], group: ProcessGroup, rank: int, world_size: int) -> LossyCollective:
+    def _flat(
+        self, slots: tuple[Slot, ...], group: ProcessGroup, rank: int, world_size: int, scratch: Scratch
+    ) -> LossyCollective:
         codec = self._codec
         assert codec is not None
         if isinstance(codec, ScaledCodec):
-            return TwoPhase(slots, codec, group, rank, world_size, self._scratch, self._device)
+            return TwoPhase(slots, codec, group, rank, world_size, scratch, self._device)
         if isinstance(codec, LowRankCodec):
             matrices = [matrix_of(self._parameters[slot.name]) for slot in slots]
-            return LowRank(slots, matrices, codec, self.warm_starts, group, world_size, self._scratch, self._device)
-        return Cast(slots, codec, group, rank, world_size, self._scratch, self._device)
+            return LowRank(slots, matrices, codec, self.warm_starts, group, world_size, scratch, self._device)
+        return Cast(slots, codec, group, rank, world_size, scratch, self._device)

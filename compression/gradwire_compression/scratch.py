@@ -15,11 +15,17 @@ class Scratch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[str, Tensor] = {}
+        self._sections: dict[str, Scratch] = {}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(buffer.numel() for buffer in self._buffers.values())
+        own = sum(buffer.numel() for buffer in self._buffers.values())
+        return own + sum(section.num_bytes for section in self._sections.values())
+
+    def section(self, name: str) -> "Scratch":
+        """Return buffers of the same names apart from these, for what one bucket does beside the rest of itself."""
+        return self._sections.setdefault(name, Scratch(self._device))
 
     def reserve(self, name: str, num_bytes: int) -> None:
         """Make sure that `take` can hand out that much without allocating."""

@@ -1,8 +1,11 @@
 """The average in two levels: exact inside a node, where links are fast, and compressed between nodes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire_compression import residuals
@@ -18,6 +21,27 @@ from gradwire_compression.trace import Trace
 # Kernels load 16 bytes at once where every tensor begins at a multiple of so many elements.
 _ALIGNMENT = 4
 
+# Each stage hides the hops inside of the others behind its own hop across; more of them leave that hop itself too
+# little to overlap within.
+MAX_STAGES = 3
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Some of the parts: they travel between nodes together, while those of other stages travel inside."""
+
+    parts: slice
+    # (place in compact order, begin, end) of each piece of this rank's shard; begin and end in the stage's shard.
+    pieces: tuple[tuple[int, int, int], ...]
+    owned: tuple[Slot, ...]
+    # The average of the shard across nodes.
+    outer: LossyCollective
+
+    @property
+    def num_owned(self) -> int:
+        """Elements of the shard without what pads it."""
+        return self.pieces[-1][2]
+
 
 class Hierarchical:
     """One bucket's exchange in three hops: reduce-scatter inside, lossy average across, all-gather inside.
@@ -25,7 +49,8 @@ class Hierarchical:
     The compressed tensors lie one after the other in a vector that is dealt out in order to parts x L chunks of
     equal size. The shard of rank l is chunk l of each part; it is averaged with rank l of every other node.
     Gradients travel inside in the bucket's own dtype, and so does the averaged shard: neither loses anything. The
-    sum is made in float32 in rank order.
+    sum is made in float32 in rank order. The parts go across in a few stages, so that links inside and between
+    nodes are busy at the same time.
 
     Cost: sends 2 (L - 1) / L of the compressed tensors' bytes inside the node, and across what the outer average
     sends for 1 / L of the elements. Memory: the outer average's for 1 / L of the elements; 8 bytes for each element
@@ -38,7 +63,7 @@ class Hierarchical:
         slots: Sequence[Slot],
         dtype: torch.dtype,
         nodes: NodeGroups,
-        make_outer: Callable[[tuple[Slot, ...]], LossyCollective],
+        make_outer: Callable[[tuple[Slot, ...], Scratch], LossyCollective],
         scratch: Scratch,
         device: torch.device,
     ) -> None:
@@ -48,11 +73,16 @@ class Hierarchical:
         self._numel = sum(slot.numel for slot in slots)
         self._num_parts, self._chunk = divide(self._numel, nodes.inner_size)
         self._num_padded = self._num_parts * nodes.inner_size * self._chunk
-        self._owned = self._owned_slots()
-        self._num_owned = sum(slot.numel for slot in self._owned)
-        self.outer = make_outer(self._owned)
+        self._stages = []
+        for index, parts in enumerate(self._divide_parts()):
+            pieces = tuple(self._pieces(parts))
+            owned = self._owned_slots(pieces)
+            outer = make_outer(owned, scratch.section(f"stage {index}"))
+            self._stages.append(_Stage(parts, pieces, owned, outer))
         sent_inside = (nodes.inner_size - 1) * self._num_parts * self._chunk * dtype.itemsize
-        self.wire_bytes = 2 * sent_inside + self.outer.wire_bytes
+        # What one rank sends to other nodes.
+        self.outer_wire_bytes = sum(stage.outer.wire_bytes for stage in self._stages)
+        self.wire_bytes = 2 * sent_inside + self.outer_wire_bytes
         self._nonfinite: tuple[str, ...] = ()
         self._is_finite = True
         # Residuals are dealt out in float32 whatever the bucket is.
@@ -63,14 +93,16 @@ class Hierarchical:
     @property
     def memory_bytes(self) -> int:
         """Residuals of this bucket, bytes."""
-        return self.outer.memory_bytes
+        return sum(stage.outer.memory_bytes for stage in self._stages)
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Begin with what the ranks of this node hold together, each rank with its shard of it."""
         sent, _ = self._wires(torch.float32)
         residuals.load(sent.view(-1)[: self._numel], self._packed, held)
-        shard = self._reduce_scatter(torch.float32, Trace(float))
-        self.outer.load(residuals.split(shard.view(-1)[: self._num_owned], self._owned))
+        arrivals = self._start_inside(torch.float32)
+        for stage in self._stages:
+            shard = self._sum_inside(stage, arrivals, torch.float32, Trace(float))
+            stage.outer.load(residuals.split(shard[: stage.num_owned], stage.owned))
 
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Average inside, across, and gather the result inside; the buffer is only read."""
@@ -78,15 +110,17 @@ class Hierarchical:
         with trace.measure("encode"):
             for slot, packed in zip(self._slots, self._packed, strict=True):
                 packed.of(sent.view(-1)).copy_(slot.of(buffer))
-        shard = self._reduce_scatter(self._dtype, trace)
-        self.outer.exchange(shard.view(-1), trace)
-        # What this rank sent is not needed any more, and makes room for the averaged shard.
-        own = sent.view(-1)[: shard.numel()].view(shard.shape)
-        self.outer.receive(own.view(-1), trace)
-        gathers = [
-            compat.start_all_gather(result.view(-1), part, self._nodes.inner)
-            for result, part in zip(received, own, strict=True)
-        ]
+        arrivals, gathers = self._start_inside(self._dtype), []
+        for stage in self._stages:
+            shard = self._sum_inside(stage, arrivals, self._dtype, trace)
+            stage.outer.exchange(shard, trace)
+            # What this rank sent of these parts is not needed any more, and makes room for the averaged shard.
+            own = sent[stage.parts].view(-1)[: shard.numel()].view(-1, self._chunk)
+            stage.outer.receive(own.view(-1), trace)
+            gathers += [
+                compat.start_all_gather(result.view(-1), part, self._nodes.inner)
+                for result, part in zip(received[stage.parts], own, strict=True)
+            ]
         for gather in gathers:
             gather.wait()
         # What pads the last part is sent along, and neither averaged nor looked at.
@@ -103,11 +137,13 @@ class Hierarchical:
 
     def keep(self) -> None:
         """Make the residuals of this step the valid ones."""
-        self.outer.keep()
+        for stage in self._stages:
+            stage.outer.keep()
 
     def take_back(self, buffer: Tensor) -> None:
         """Bring back the residuals from before this step; the shard still holds what was averaged across."""
-        self.outer.take_back(self._shard().view(-1))
+        for stage in self._stages:
+            stage.outer.take_back(self._shard(stage))
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the mean into the buffer."""
@@ -118,40 +154,49 @@ class Hierarchical:
 
     def worker_residual(self) -> Tensor:
         """Return a new [n] float32: L times this rank's residual of its shard, and nothing elsewhere."""
-        return self._spread(self.outer.worker_residual())
+        return self._spread([stage.outer.worker_residual() for stage in self._stages])
 
     def owner_parts(self) -> list[tuple[int, Tensor]]:
         """Return (place in compact order, view) of what this rank holds as an owner of the average across."""
         found = []
-        for start, values in self.outer.owner_parts():
-            for place, begin, end in self._pieces():
-                first, last = max(start, begin), min(start + values.numel(), end)
-                if first < last:
-                    found.append((place + first - begin, values[first - start : last - start]))
+        for stage in self._stages:
+            for start, values in stage.outer.owner_parts():
+                for place, begin, end in stage.pieces:
+                    first, last = max(start, begin), min(start + values.numel(), end)
+                    if first < last:
+                        found.append((place + first - begin, values[first - start : last - start]))
         return found
 
     def owed(self) -> Tensor:
         """Return a new [n] float32: L times what this rank holds of its shard, and nothing elsewhere."""
-        return self._spread(self.outer.owed())
+        return self._spread([stage.outer.owed() for stage in self._stages])
 
-    def _spread(self, shard: Tensor) -> Tensor:
-        """Return a new [n] float32 with L times what lies in the shard in its places."""
+    def _spread(self, shards: Sequence[Tensor]) -> Tensor:
+        """Return a new [n] float32 with L times what lies in each stage's shard in its places."""
         total = torch.zeros(self._numel, device=self._device)
-        for place, begin, end in self._pieces():
-            total[place : place + end - begin].add_(shard[begin:end], alpha=self._nodes.inner_size)
+        for stage, shard in zip(self._stages, shards, strict=True):
+            for place, begin, end in stage.pieces:
+                total[place : place + end - begin].add_(shard[begin:end], alpha=self._nodes.inner_size)
         return total
 
-    def _reduce_scatter(self, dtype: torch.dtype, trace: Trace) -> Tensor:
-        """Return this rank's shard [parts, chunk] of the mean over the node of what lies in "inside sent"."""
+    def _start_inside(self, dtype: torch.dtype) -> list[dist.Work]:
+        """Send every part of "inside sent" to the ranks of this node, each its chunk."""
         sent, received = self._wires(dtype)
-        # Summed in float32 here rather than by the backend, which would sum in the wire's dtype and on gloo sends
-        # all of it to everybody.
-        arrivals = [
+        return [
             compat.start_all_to_all(arrived.view(-1), part.view(-1), self._nodes.inner)
             for arrived, part in zip(received, sent, strict=True)
         ]
-        shard = self._shard()
-        for arrival, arrived, total in zip(arrivals, received, shard, strict=True):
+
+    def _sum_inside(self, stage: _Stage, arrivals: Sequence[dist.Work], dtype: torch.dtype, trace: Trace) -> Tensor:
+        """Return this rank's flat shard of the mean over the node, once its parts are there.
+
+        Summed in float32 here rather than by the backend, which would sum in the wire's dtype and on gloo sends all
+        of it to everybody.
+        """
+        _, received = self._wires(dtype)
+        shard = self._shard(stage)
+        totals = shard.view(-1, self._chunk)
+        for arrival, arrived, total in zip(arrivals[stage.parts], received[stage.parts], totals, strict=True):
             arrival.wait()
             with trace.measure("decode"):
                 total.copy_(arrived[0])
@@ -163,22 +208,27 @@ class Hierarchical:
     def _find_nonfinite(self, buffer: Tensor) -> tuple[str, ...]:
         return tuple(slot.name for slot in self._slots if not is_finite(slot.of(buffer)))
 
-    def _pieces(self) -> list[tuple[int, int, int]]:
-        """Return (place in compact order, begin, end) of each part of the shard; begin and end in the shard."""
+    def _divide_parts(self) -> list[slice]:
+        """Return the parts of each stage; every rank has some of the vector in each of them."""
+        num_full = self._numel // (self._nodes.inner_size * self._chunk)
+        num_stages = max(1, min(MAX_STAGES, num_full))
+        ends = [num_full * (index + 1) // num_stages for index in range(num_stages - 1)] + [self._num_parts]
+        return [slice(begin, end) for begin, end in pairwise([0, *ends])]
+
+    def _pieces(self, parts: slice) -> Iterator[tuple[int, int, int]]:
         stride = self._nodes.inner_size * self._chunk
-        pieces, begin = [], 0
-        for part in range(self._num_parts):
+        begin = 0
+        for part in range(parts.start, parts.stop):
             place = part * stride + self._nodes.inner_rank * self._chunk
             end = begin + max(0, min(self._chunk, self._numel - place))
-            pieces.append((place, begin, end))
+            yield place, begin, end
             begin = end
-        return pieces
 
-    def _owned_slots(self) -> tuple[Slot, ...]:
-        """Return the pieces of tensors that this rank's shard consists of, under names of their own."""
+    def _owned_slots(self, pieces: Iterable[tuple[int, int, int]]) -> tuple[Slot, ...]:
+        """Return the pieces of tensors that a shard consists of, under names of their own."""
         sizes = [
             min(place + end - begin, slot.offset + slot.numel) - max(place, slot.offset)
-            for place, begin, end in self._pieces()
+            for place, begin, end in pieces
             for slot in self._packed
         ]
         return pack((str(index), size) for index, size in enumerate(size for size in sizes if size > 0))
@@ -190,9 +240,11 @@ class Hierarchical:
         sent = self._scratch.take("inside sent", num_bytes, dtype).view(shape)
         return sent, self._scratch.take("inside received", num_bytes, dtype).view(shape)
 
-    def _shard(self) -> Tensor:
+    def _shard(self, stage: _Stage) -> Tensor:
+        """Return the stage's flat shard, what pads it included."""
         num_bytes = 4 * self._num_parts * self._chunk
-        return self._scratch.take("shard", num_bytes, torch.float32).view(self._num_parts, self._chunk)
+        shard = self._scratch.take("shard", num_bytes, torch.float32)
+        return shard[stage.parts.start * self._chunk : stage.parts.stop * self._chunk]
 
 
 def is_divisible(numel: int, inner_size: int) -> bool:
