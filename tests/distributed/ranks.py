@@ -11,9 +11,12 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-# Ranks fork from a server that has torch loaded already: a start costs milliseconds instead of seconds.
+# Ranks fork from a server that has loaded what they all need, so that a start costs milliseconds instead of seconds;
+# the making of the first DDP model loads torch._dynamo.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel"])
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed", "torch.nn.parallel", "gradwire", "gradwire_compression", "pytest"]
+)
 
 
 class RankFailedError(AssertionError):
