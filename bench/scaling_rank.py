@@ -78,7 +78,7 @@ class ByExchange:
             raise self._meter.errors[0]
 
     def _residual(self) -> Tensor:
-        residuals: dict[str, Tensor] = self._exchange.state_dict()["residuals"]
+        residuals: dict[str, Tensor] = self._exchange.owed()
         return residuals.get("vector", torch.zeros_like(self._parameter.detach())).flatten()
 
 

@@ -15,14 +15,26 @@ if TYPE_CHECKING:
 
     from gradwire.attachment import attach
     from gradwire.session import Session
+    from gradwire.states import load_state, save_state
 
-__all__ = ["AttachError", "GradwireError", "PlanMismatchError", "Session", "SettingError", "attach"]
+__all__ = [
+    "AttachError",
+    "GradwireError",
+    "PlanMismatchError",
+    "Session",
+    "SettingError",
+    "attach",
+    "load_state",
+    "save_state",
+]
 
 # What needs torch is imported when it is first asked for.
 _LAZY = {
     "PlanMismatchError": "gradwire_compression",
     "Session": "gradwire.session",
     "attach": "gradwire.attachment",
+    "load_state": "gradwire.states",
+    "save_state": "gradwire.states",
 }
 
 

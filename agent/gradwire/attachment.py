@@ -29,6 +29,7 @@ def attach(
     total_tokens: int | None = None,
     better: Mapping[str, str] | None = None,
     spool: str | Path | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Session:
     """Attach to a DDP model on every rank, before its first backward pass or between steps.
 
@@ -45,16 +46,19 @@ def attach(
         name: Tells several attached models of one process apart.
         plan: First plan: a codec's name, a mapping of `PlanSpec` fields, or a `PlanSpec`. Default: uncompressed.
         project: Groups runs.
-        run_id: UUID of an earlier run that this attempt goes on with.
-        start_step: Steps already done by earlier attempts.
+        run_id: UUID of an earlier run that this attempt goes on with; default: that of `state`.
+        start_step: Steps already done by earlier attempts; default: those of `state`.
         total_steps: Steps until training ends, for the finish date.
         total_tokens: Tokens until training ends, for the finish date.
         better: "higher" or "lower" by metric; loss is "lower".
         spool: Folder for data not yet delivered; default `~/.gradwire/spool`.
+        state: This rank's `session.state_dict()` of an earlier attempt, so that the run goes on as if it had never
+            stopped, under the plan that was in use. All ranks pass theirs, or none does.
 
     Raises:
         SettingError: An argument or variable is not acceptable.
-        AttachError: `model` is not a DDP model, has nothing to train, or has a communication hook already.
+        AttachError: `model` is not a DDP model, has nothing to train, or has a communication hook already; or a
+            state is damaged, missing on some rank, or does not belong to the model and to the others' states.
 
     Cost: one side group, two threads on every rank and two more on the first rank of a node; about 1 ms of CPU per
     pulse, five pulses a second at most. Collective: call it on all ranks of the model.

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from gradwire_protocol.identity import new_id
 
+from gradwire.errors import AttachError
 from gradwire.settings import Settings
 
 
@@ -34,6 +35,9 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
     """Agree on ids and nodes; one all-gather of small objects over `group`, called by all ranks.
 
     Ranks with equal (`GROUP_RANK` or host name, `LOCAL_WORLD_SIZE`) are a node, numbered by its smallest rank.
+
+    Raises:
+        AttachError: Some ranks have a saved state and others have none.
     """
     rank, world_size, host = dist.get_rank(group), dist.get_world_size(group), socket.gethostname()
     place = (os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", ""))
@@ -44,9 +48,11 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         "run_name": settings.run,
         "project": settings.project,
         "started_at": started_at,
+        "has_state": settings.state is not None,
     }
     everybody: list[Any] = [None] * world_size
     dist.all_gather_object(everybody, mine, group=group)
+    _check_states([member["has_state"] for member in everybody])
     places = [member["place"] for member in everybody]
     first_ranks = sorted({places.index(other) for other in places})
     nodes = tuple(
@@ -67,3 +73,9 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         nodes=nodes,
         started_at=leader["started_at"],
     )
+
+
+def _check_states(have: list[bool]) -> None:
+    if any(have) and not all(have):
+        missing = ", ".join(str(rank) for rank, has_state in enumerate(have) if not has_state)
+        raise AttachError(f"rank {missing} got no state while others did; load every rank's state, or none")

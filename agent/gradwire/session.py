@@ -7,10 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
+from gradwire_compression import seal
 from gradwire_protocol.identity import validate_name
 from gradwire_protocol.records import AttemptEnded, Points
 
@@ -41,6 +42,7 @@ class Session:
     def __init__(
         self,
         *,
+        model: str,
         membership: Membership,
         phases: Phases,
         recorder: Recorder,
@@ -49,6 +51,7 @@ class Session:
         outlet: Outlet,
         hooks: list[Any],
     ) -> None:
+        self._model = model
         self._membership = membership
         self._phases = phases
         self._recorder = recorder
@@ -126,6 +129,28 @@ class Session:
             yield
         finally:
             self._phases.resume()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank needs to go on after a restart as if it had never stopped; call it between steps.
+
+        Plain values and tensors: what the codec still owes to each parameter, the plan, the step and the run. They
+        load with `weights_only=True` and belong to this rank; `save_state` keeps them in a file of its own, and
+        `attach(state=...)` goes on from them.
+        """
+        state = self._steering.exchange_state()
+        return seal({**state, "run": self.run_id, "model": self._model, "step": self.current_step - 1})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, between steps, on all ranks; what the codec owes now is dropped.
+
+        The state's plan comes into use. This attempt stays one of its own run; to go on with the run of the state,
+        give it to `attach`.
+
+        Raises:
+            gradwire_compression.StateError: The state is damaged, or belongs to another model or another save.
+            gradwire_compression.PlanError: Its plan is not acceptable here.
+        """
+        self._steering.adopt_state(state)
 
     def rollback(self, reason: str = "") -> None:
         """Ask all ranks to go back to uncompressed training at the next pulse."""

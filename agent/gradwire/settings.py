@@ -46,6 +46,8 @@ class Settings:
     total_steps: int | None
     total_tokens: int | None
     better: Mapping[str, str]
+    # What an earlier attempt saved, None if this one begins anew.
+    state: Mapping[str, Any] | None
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -55,8 +57,10 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
         SettingError: A value is not acceptable; the text names the argument and its environment variable.
     """
     values = {name: _given(arguments, name) for name in ENVIRONMENT}
+    state = arguments.get("state")
+    saved = state if isinstance(state, Mapping) else {}
     try:
-        run_id = values["run_id"]
+        run_id = values["run_id"] or saved.get("run")
         return Settings(
             run=validate_name(str(values["run"] or "unnamed"), field="run"),
             run_id=validate_id(str(run_id), field="run_id") if run_id else None,
@@ -65,15 +69,16 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             server=_server(values["server"]),
             token=clean_token(str(values["token"])) if values["token"] else None,
             spool=Path(values["spool"] or "~/.gradwire/spool").expanduser(),
-            plan=_plan(values["plan"]),
+            plan=_plan(saved.get("plan", values["plan"])),
             link=LinkFacts(
                 nominal_bytes_per_second=_positive(values["link_bytes_per_second"], "link_bytes_per_second"),
                 note=str(values["link_note"] or ""),
             ),
-            start_step=_count(arguments.get("start_step"), "start_step") or 0,
+            start_step=_count(arguments.get("start_step"), "start_step") or int(saved.get("step", 0)),
             total_steps=_count(arguments.get("total_steps"), "total_steps"),
             total_tokens=_count(arguments.get("total_tokens"), "total_tokens"),
             better=_better(arguments.get("better") or {}),
+            state=state,
         )
     except ProtocolError as error:
         raise SettingError(f"{error.field}: {error}") from error

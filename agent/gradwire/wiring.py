@@ -5,7 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from gradwire_compression import Exchange, HookTakenError, PlanError, ddp, optimizer_class_name
+from gradwire_compression import Exchange, HookTakenError, PlanError, StateError, ddp, optimizer_class_name
 from gradwire_protocol.records import AttemptStarted
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +35,8 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     """Return the session of `model`; collective over the model's ranks.
 
     Raises:
-        AttachError: `model` is not a DDP model, has nothing to train, or has a communication hook already.
+        AttachError: `model` is not a DDP model, has nothing to train, has a communication hook already, or a state
+            cannot be gone on from.
     """
     parameters = _trainable(model)
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
@@ -74,7 +75,10 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         unsteered_reason=unsteered_reason,
     )
     _open(outlet, settings, membership, steering, started)
+    if settings.state is not None and (note := settings.state.get("note")):
+        steering.tell("redistributed", str(note))
     return Session(
+        model=settings.model,
         membership=membership,
         phases=phases,
         recorder=recorder,
@@ -136,7 +140,9 @@ def _exchange(
             nodes=membership.nodes,
         )
         ddp.attach_ddp(model, exchange)
-    except (HookTakenError, PlanError) as error:
+        if settings.state is not None:
+            exchange.load_state_dict(settings.state)
+    except (HookTakenError, PlanError, StateError) as error:
         raise AttachError(str(error)) from error
     return exchange
 

@@ -15,6 +15,8 @@ from gradwire_compression.kernels.dispatch import notes
 from gradwire_compression.observer import BucketTiming, Observer, Silence
 from gradwire_compression.plan import Decision, Plan, optimizer_class_name
 from gradwire_compression.prepared import Prepared
+from gradwire_compression.state import redistribute, seal
+from gradwire_compression.state_files import load_state, save_state
 
 __all__ = [
     "BucketTiming",
@@ -32,7 +34,11 @@ __all__ = [
     "StateError",
     "SwitchReport",
     "ddp",
+    "load_state",
     "notes",
     "optimizer_class_name",
+    "redistribute",
     "registry",
+    "save_state",
+    "seal",
 ]

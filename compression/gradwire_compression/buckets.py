@@ -102,3 +102,11 @@ def pack(entries: Iterable[tuple[str, int]]) -> tuple[Slot, ...]:
         slots.append(Slot(name, offset, numel))
         offset += numel
     return tuple(slots)
+
+
+def one_for_each_dtype(parameters: Mapping[str, Tensor]) -> list[BucketShape]:
+    """Return the buckets to reckon with while the framework's are not known."""
+    by_dtype: dict[torch.dtype, list[tuple[str, int]]] = {}
+    for name, parameter in parameters.items():
+        by_dtype.setdefault(parameter.dtype, []).append((name, parameter.numel()))
+    return [BucketShape(index, dtype, pack(entries)) for index, (dtype, entries) in enumerate(by_dtype.items())]

@@ -1,7 +1,7 @@
 """The exchange: averages the buckets of one model under a plan that can change between two steps."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,18 +12,22 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from gradwire_compression import residuals
-from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, pack
+from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, one_for_each_dtype
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane
 from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
-from gradwire_compression.errors import CompressionError, PlanError, StateError
+from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.lossy import LossyBucket
+from gradwire_compression.memory_order import as_flat, as_parameter, is_permuted, memory_order
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, Ranks, Route
+from gradwire_compression.resuming import check_together
+from gradwire_compression.state import Pieces, State, seal
 from gradwire_compression.trace import Trace
+from gradwire_compression.waiting import Waiting
 
 _META = torch.device("meta")
 
@@ -92,8 +96,7 @@ class Exchange:
         self._is_closed = False
         self._num_syncs = 0
         self._flush: Flush | None = None
-        # Residuals of parameters whose bucket has not been seen since they were given up.
-        self._homeless: dict[str, Tensor] = {}
+        self._waiting = Waiting()
         self._active = self.prepare(plan)
 
     @property
@@ -140,11 +143,9 @@ class Exchange:
         self._active = prepared
         if residuals == "drop":
             return SwitchReport(_norm(held) if held else None)
-        prepared.give(held)
         prepared.warm_starts.load(warm_starts)
-        self._homeless = {name: held.pop(name) for name in list(held) if prepared.is_compressed(name)}
-        if held:
-            self._flush = self._begin_flush(held, is_partial=bool(prepared.buckets))
+        prepared.give(held, {})
+        self._go_on_with(held, is_partial=bool(prepared.buckets))
         return SwitchReport(None)
 
     def memory_bytes(self, plan: Plan) -> int:
@@ -171,33 +172,62 @@ class Exchange:
         """Return a number below 2**48 for the buckets of the last complete step, 0 before the first."""
         return self._book.hash
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return residuals by parameter name, the plan and the step, as values that `weights_only` loads.
+    def owed(self) -> dict[str, Tensor]:
+        """Return what this rank's error feedback owes to each parameter, its share as an owner included.
 
-        Call it between steps. Residuals are copies, [shape of the parameter] float32 in gradient units, the owner's
-        share folded in; they belong to this rank.
+        Copies, [shape of the parameter] float32 in gradient units; call it between steps.
         """
         self._drain()
-        held = {**self._active.peek(), **self._homeless, **(self._flush.owed if self._flush else {})}
-        copies = {name: tensor.clone().view(self._parameters[name].shape) for name, tensor in held.items()}
-        return {"residuals": copies, "plan": self.plan.to_dict(), "num_syncs": self._num_syncs}
+        held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
+        return {name: as_parameter(tensor.clone(), self._parameters[name]) for name, tensor in held.items()}
+
+    def state_dict(self) -> State:
+        """Return what this rank needs to go on as if nothing had happened, as values that `weights_only` loads.
+
+        Call it between steps. "residuals" are copies, [shape of the parameter] float32 in gradient units. A flush
+        in progress is saved as residuals, and begins anew.
+        """
+        self._drain()
+        flushed = self._flush.owed if self._flush else {}
+        held = {**self._waiting.worker, **self._active.worker_residuals(), **flushed}
+        owned = self._active.owner_pieces()
+        # These are the same on every rank; one of them saves them.
+        waiting = self._waiting.owners if self._ranks.rank == 0 else {}
+        return seal(
+            {
+                "plan": self.plan.to_dict(),
+                "num_syncs": self._num_syncs,
+                "rank": self._ranks.rank,
+                "world_size": self.world_size,
+                "residuals": {
+                    name: as_parameter(tensor.clone(), self._parameters[name]) for name, tensor in held.items()
+                },
+                "owner_residuals": {**owned, **{name: [(0, tensor.clone())] for name, tensor in waiting.items()}},
+                "warm_starts": self._active.warm_starts.copies(),
+                "permuted": {name: memory_order(p) for name, p in self._parameters.items() if is_permuted(p)},
+            }
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same model and rank, between steps; the active plan stays.
+        """Go on from this rank's state of the same model, under the state's plan; between steps, on all ranks.
 
         Raises:
-            StateError: A residual belongs to no parameter, or has another shape.
+            StateError: A state is damaged, does not fit the model, or was not saved together with the others'; all
+                ranks raise it, and nothing was changed.
+            PlanError: The state's plan is not acceptable here.
         """
-        for name, tensor in state["residuals"].items():
-            parameter = self._parameters.get(name)
-            if parameter is None or parameter.shape != tensor.shape:
-                wanted = "no such parameter" if parameter is None else f"shape {list(parameter.shape)}"
-                raise StateError(f"the residual of {name} has shape {list(tensor.shape)}; wanted: {wanted}")
+        check_together(state, self._parameters, self._ranks, self._total)
+        plan = Plan.from_dict(state["plan"])
+        prepared = self._active if plan == self.plan else self.prepare(plan)
         self._take_residuals()
-        held = {name: tensor.to(torch.float32).flatten() for name, tensor in state["residuals"].items()}
-        self._homeless = {name: held.pop(name) for name in list(held) if self._active.is_compressed(name)}
-        if held:
-            self._flush = self._begin_flush(held, is_partial=True)
+        self._active = prepared
+        held = {name: self._loaded(name, tensor) for name, tensor in state["residuals"].items()}
+        names = state["owner_residuals"] if self._ranks.group is None else prepared.owned_names()
+        self._waiting.owners = self._gather_owners(state["owner_residuals"], names)
+        prepared.warm_starts.load(state["warm_starts"])
+        # Buckets are allocated anew when they are seen, and take over what waits for them.
+        prepared.drop()
+        self._go_on_with(held, is_partial=True)
         self._num_syncs = int(state["num_syncs"])
 
     def close(self) -> None:
@@ -250,11 +280,11 @@ class Exchange:
         """Allocate for a bucket that is new or holds other parameters than before; residuals follow their names."""
         # Shared buffers may have to grow, and earlier buckets of this step may be using them.
         self._drain()
-        self._homeless.update(self._active.take(shape.index))
+        self._move_out(shape.index)
         is_dense = not buffer.is_sparse and buffer.is_contiguous() and shape.numel == buffer.numel()
         bucket = self._active.build(shape, is_dense)
         if bucket is not None:
-            bucket.load(self._homeless)
+            bucket.load(self._waiting.worker, self._waiting.owners)
 
     def _start_exact(self, view: BucketView, shape: BucketShape, ready: float) -> Future[Tensor]:
         buffer = view.buffer
@@ -307,11 +337,42 @@ class Exchange:
         return BucketTiming(self._num_syncs, view.index, 0, ready, ready, (), num_bytes, wire_bytes)
 
     def _take_residuals(self) -> dict[str, Tensor]:
-        """Give up every residual, whether with a bucket, homeless or in a flush, and return them by name."""
+        """Give up every residual, whether with a bucket, waiting for one or in a flush, and return them by name."""
         self._drain()
-        held = {**self._homeless, **self._active.take(), **(self._flush.owed if self._flush else {})}
-        self._homeless, self._flush = {}, None
+        held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
+        self._active.drop()
+        self._waiting, self._flush = Waiting(), None
         return held
+
+    def _move_out(self, first_index: int) -> None:
+        """Give up buckets whose parameters are dealt out anew; what was owned goes to whoever owns it afterwards.
+
+        Folded in, it would conserve the mean too, but a resumed training has one such deal more than one that was
+        never interrupted, and both must go on with the same bits.
+        """
+        self._waiting.worker.update(self._active.worker_residuals(first_index))
+        pieces, owned = self._active.owner_pieces(first_index), self._active.owned(first_index)
+        self._waiting.owners.update(self._gather_owners(pieces, owned))
+        self._active.drop(first_index)
+
+    def _gather_owners(self, pieces: Pieces, names: Iterable[str]) -> dict[str, Tensor]:
+        like = {name: self._parameters[name] for name in names}
+        return residuals.gather_owners(pieces, like, self._total)
+
+    def _total(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks in place."""
+        if self._ranks.group is not None:
+            compat.start_all_reduce(tensor, self._ranks.group).wait()
+
+    def _loaded(self, name: str, tensor: Tensor) -> Tensor:
+        parameter = self._parameters[name]
+        return as_flat(tensor.to(parameter.device, torch.float32), parameter)
+
+    def _go_on_with(self, held: dict[str, Tensor], is_partial: bool) -> None:
+        """Keep what still has to find its bucket, and flush what is averaged exactly from now on."""
+        self._waiting.worker = held
+        if exact := self._waiting.take_exact(self._active.is_compressed):
+            self._flush = self._begin_flush(exact, is_partial)
 
     def _begin_flush(self, owed: dict[str, Tensor], is_partial: bool) -> Flush:
         # Views would keep the memory of the tensors beside them.
@@ -319,24 +380,15 @@ class Exchange:
         return Flush(owed, self._agree)
 
     def _agree(self, value: float) -> float:
-        group = self._ranks.group
-        if group is None:
-            return value
-        return mean_over_ranks(value, lambda box: compat.start_all_reduce(box, group).wait(), self.world_size)
+        return mean_over_ranks(value, self._total, self.world_size if self._ranks.group is not None else 1)
 
     def _drain(self) -> None:
         if self._lane is not None:
             self._lane.drain()
 
     def _weigh(self, plan: Plan) -> Prepared:
-        shapes = self._book.shapes or self._assumed_shapes()
+        shapes = self._book.shapes or one_for_each_dtype(self._parameters)
         return Prepared(plan, self._parameters, shapes, self._ranks, _META)
-
-    def _assumed_shapes(self) -> list[BucketShape]:
-        by_dtype: dict[torch.dtype, list[tuple[str, int]]] = {}
-        for name, parameter in self._parameters.items():
-            by_dtype.setdefault(parameter.dtype, []).append((name, parameter.numel()))
-        return [BucketShape(index, dtype, pack(entries)) for index, (dtype, entries) in enumerate(by_dtype.items())]
 
 
 def _norm(held: Mapping[str, Tensor]) -> float:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot, pack
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
@@ -52,11 +53,19 @@ class LossyBucket:
         """Residuals of this bucket, bytes."""
         return self.collective.memory_bytes
 
-    def load(self, held: dict[str, Tensor]) -> None:
-        """Begin with the residuals that are held for these parameters, and take them out of `held`."""
+    def load(self, held: dict[str, Tensor], owners: dict[str, Tensor]) -> None:
+        """Begin with the residuals that are held for these parameters, and take them out of both.
+
+        Args:
+            held: This rank's, by parameter name.
+            owners: Those of all owners, the same on every rank; this one takes the parts that it owns now.
+        """
         self.collective.load(held)
+        for name, offset, part in residuals.cut(self.compressed, self.collective.owner_parts()):
+            part.copy_(owners[name][offset : offset + part.numel()]) if name in owners else part.zero_()
         for slot in self.compressed:
             held.pop(slot.name, None)
+            owners.pop(slot.name, None)
 
     def average(self, buffer: Tensor, flush: Flush | None, trace: Trace) -> Outcome:
         """Overwrite `buffer` with the mean over ranks.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire_compression.hashing import hash_json
+from gradwire_compression.memory_order import memory_order
 
 # A direction that keeps less than this of its length beside the others is rounding, not gradient. Kept, it would
 # be noise that differs between kinds of processors, and replicas would part.
@@ -47,22 +48,6 @@ def matrix_of(parameter: Tensor) -> Matrix:
     is_transposed = dims[-1] == 0 and len(dims) > 1
     num_rows = parameter.shape[0 if is_transposed else dims[0]]
     return Matrix(num_rows, parameter.numel() // num_rows, is_transposed)
-
-
-def memory_order(parameter: Tensor) -> list[int]:
-    """Return the dimensions larger than one, the outermost in memory first, as a bucket lays out the gradient.
-
-    A parameter with gaps or overlaps has a contiguous gradient.
-    """
-    strides = parameter.stride()
-    dims = [dim for dim in range(parameter.dim()) if parameter.shape[dim] != 1]
-    ordered = sorted(dims, key=lambda dim: -strides[dim])
-    expected = 1
-    for dim in reversed(ordered):
-        if strides[dim] != expected:
-            return dims
-        expected *= parameter.shape[dim]
-    return ordered
 
 
 def start(name: str, rank: int, length: int, device: torch.device) -> Tensor:
@@ -128,8 +113,10 @@ class WarmStarts:
         """Return [rank, length] float32 of this parameter, to be updated in place; random ones if it has none."""
         held = self._held.get(name)
         if held is None or held.shape != (rank, length):
-            held = self._held[name] = start(name, rank, length, device)
-        return held
+            held = start(name, rank, length, device)
+        # Loaded ones may lie elsewhere.
+        self._held[name] = held.to(device)
+        return self._held[name]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from earlier directions; those of another shape are left out."""

@@ -23,6 +23,7 @@ from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
 from gradwire_compression.plan import EXACT, Plan
 from gradwire_compression.scratch import Scratch
+from gradwire_compression.state import Pieces
 
 
 @dataclass(frozen=True)
@@ -144,27 +145,47 @@ class Prepared:
         self.buckets[shape.index] = bucket
         return bucket
 
-    def give(self, held: dict[str, Tensor]) -> None:
-        """Load all buckets with the residuals that are held for them, and take those out of `held`."""
+    def give(self, held: dict[str, Tensor], owners: dict[str, Tensor]) -> None:
+        """Load all buckets with the residuals that are held for them, and take those out of both."""
         for bucket in self.buckets.values():
-            bucket.load(held)
+            bucket.load(held, owners)
 
-    def take(self, first_index: int = 0) -> dict[str, Tensor]:
-        """Give up the buckets from `first_index` on; return their residuals by name, the owners' folded in."""
-        held: dict[str, Tensor] = {}
-        for index in [index for index in self._shapes if index >= first_index]:
-            del self._shapes[index]
-            bucket = self.buckets.pop(index, None)
-            if bucket is not None:
-                held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
-        return held
-
-    def peek(self) -> dict[str, Tensor]:
-        """Return copies of all residuals by name, the owners' folded in; nothing changes."""
+    def owed(self) -> dict[str, Tensor]:
+        """Return copies of all residuals by name, the owners' folded in."""
         held: dict[str, Tensor] = {}
         for bucket in self.buckets.values():
             held.update(residuals.split(bucket.collective.owed(), bucket.compressed))
         return held
+
+    def worker_residuals(self, first_index: int = 0) -> dict[str, Tensor]:
+        """Return copies of this rank's residuals by name, without what it holds as an owner."""
+        held: dict[str, Tensor] = {}
+        for bucket in self._from(first_index):
+            held.update(residuals.split(bucket.collective.worker_residual(), bucket.compressed))
+        return held
+
+    def owner_pieces(self, first_index: int = 0) -> Pieces:
+        """Return copies of what this rank holds as an owner."""
+        held: Pieces = {}
+        for bucket in self._from(first_index):
+            for name, offset, part in residuals.cut(bucket.compressed, bucket.collective.owner_parts()):
+                held.setdefault(name, []).append((offset, part.clone()))
+        return held
+
+    def owned(self, first_index: int = 0) -> list[str]:
+        """Return the parameters of which some rank holds a residual as an owner; the same on all ranks."""
+        if not isinstance(self._codec, ScaledCodec):
+            return []
+        return [slot.name for bucket in self._from(first_index) for slot in bucket.compressed]
+
+    def drop(self, first_index: int = 0) -> None:
+        """Give up the buckets from `first_index` on, with their residuals."""
+        for index in [index for index in self._shapes if index >= first_index]:
+            del self._shapes[index]
+            self.buckets.pop(index, None)
+
+    def _from(self, first_index: int) -> list[LossyBucket]:
+        return [bucket for index, bucket in self.buckets.items() if index >= first_index]
 
     def _collective(self, slots: tuple[Slot, ...], dtype: torch.dtype, group: ProcessGroup) -> LossyCollective:
         ranks, nodes = self._ranks, self._ranks.nodes

@@ -1,12 +1,12 @@
 """Residuals: what error feedback owes to each parameter, by name."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gradwire_compression.buckets import Slot
+from gradwire_compression.buckets import Slot, pack
 from gradwire_compression.kernels.blocks import rows
 from gradwire_compression.layout import Layout
 
@@ -30,6 +30,47 @@ def load(vector: Tensor, slots: Sequence[Slot], held: Mapping[str, Tensor]) -> N
             part.copy_(held[name])
         else:
             part.zero_()
+
+
+def cut(slots: Sequence[Slot], parts: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield (parameter name, offset in its gradient, view) of ranges of a compact vector, cut between parameters.
+
+    Args:
+        slots: The tensors of the vector in compact order.
+        parts: (place in the vector, values), each a range of it.
+    """
+    packed = pack((slot.name, slot.numel) for slot in slots)
+    for start, values in parts:
+        end = start + values.numel()
+        for slot in packed:
+            first, last = max(start, slot.offset), min(end, slot.offset + slot.numel)
+            if first < last:
+                yield slot.name, first - slot.offset, values[first - start : last - start]
+
+
+def gather_owners(
+    pieces: Mapping[str, Sequence[tuple[int, Tensor]]],
+    like: Mapping[str, Tensor],
+    total: Callable[[Tensor], object],
+) -> dict[str, Tensor]:
+    """Return [numel] float32 for each parameter of `like`, put together from what all ranks hold as owners.
+
+    Args:
+        pieces: (offset, values) by parameter name: this rank's; no element is held by two ranks.
+        like: Parameters by name, equal on all ranks.
+        total: A blocking sum over ranks in place.
+
+    Cost: one all-reduce of 4 bytes for each element.
+    """
+    gathered = {}
+    for name, parameter in like.items():
+        whole = torch.zeros(parameter.numel(), device=parameter.device)
+        for offset, values in pieces.get(name, ()):
+            whole[offset : offset + values.numel()] = values.to(whole.device)
+        # As integers nothing is rounded, and the sign of a zero is kept.
+        total(whole.view(torch.int32))
+        gathered[name] = whole
+    return gathered
 
 
 def restore(residual: Tensor, layout: Layout, decoded: Tensor, buffer: Tensor) -> None:

@@ -27,7 +27,7 @@ def _c01(rank, world_size, codec, bad):
         finite.append(all(bool(gradient.isfinite().all()) for gradient in gradients_of(model)))
         if finite[-1]:
             optimizer.step()
-    held = exchange.state_dict()["residuals"]
+    held = exchange.owed()
     assert not script.errors
     assert all(tensor.isfinite().all() for tensor in held.values())
     assert replicas_equal(model)
@@ -171,7 +171,7 @@ def _c05(rank, world_size, codec):
         model([gradient]).backward()
         seen.append(gradients_of(model)[0])
     assert not script.errors
-    return gradient, torch.stack(seen), exchange.state_dict()["residuals"]["weights.0"]
+    return gradient, torch.stack(seen), exchange.owed()["weights.0"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -268,7 +268,7 @@ def _c17(rank, world_size, codec):
         dist.all_gather(others, totals[0])
         assert all(torch.equal(totals[0], other) for other in others)
         owed = torch.zeros_like(totals[0])
-        if held := exchange.state_dict()["residuals"]:
+        if held := exchange.owed():
             owed = torch.cat([tensor.flatten() for _, tensor in sorted(held.items())]) / world_size
         dist.all_reduce(owed)
         losses.append(float((totals[0] + owed - totals[1]).norm()) / norm)

@@ -40,7 +40,7 @@ def _steady(rank, world_size, codec, num_steps, dtype):
         model(gradients).backward()
         for sum_, gradient in zip(total, gradients_of(model), strict=True):
             sum_ += gradient
-        norms.append(_norm(exchange.state_dict()["residuals"].values()))
+        norms.append(_norm(exchange.owed().values()))
     assert not script.errors
     return total, gradients, norms
 
@@ -96,7 +96,7 @@ def _conserve(rank, world_size, codec):
         model(gradients).backward()
         own += torch.cat([g.flatten() for g in gradients])
         applied += torch.cat([g.flatten() for g in gradients_of(model)])
-    held = exchange.state_dict()["residuals"]
+    held = exchange.owed()
     assert not script.errors
     return own, torch.cat([held[f"weights.{index}"].flatten() for index in range(len(SHAPES))]), applied
 

@@ -20,6 +20,7 @@ from gradwire_compression import (
     Silence,
     StateError,
     ddp,
+    seal,
 )
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -42,7 +43,7 @@ def _spoiled(rank, world_size, codec, exempt_patterns):
         model.zero_grad()
         model(gradients).backward()
         finite.append([bool(gradient.isfinite().all()) for gradient in gradients_of(model)])
-        held = exchange.state_dict()["residuals"]
+        held = exchange.owed()
         owed.append({name: tensor.clone() for name, tensor in held.items()})
     assert not script.errors
     return owed, finite, script.nonfinite_parameters, script.num_nonfinite_results
@@ -234,7 +235,7 @@ def _resume(rank, world_size):
         state = exchange.state_dict()
         assert not script.errors
     assert state["num_syncs"] == 8
-    owed = [state["residuals"][f"weights.{index}"] for index in range(3)]
+    owed = [exchange.owed()[f"weights.{index}"] for index in range(3)]
     wanted = [sum(step[index] for step in steps) for index in range(3)]
     for tensor in (*owed, *wanted):
         dist.all_reduce(tensor)
@@ -259,9 +260,9 @@ def _reload(rank, world_size, codec):
     is_compressed = any(timing.codec for timing in script.timings if timing.step == 5)
     assert not script.errors
     with pytest.raises(StateError, match=r"the residual of weights.0 has shape \[3\]; wanted: shape \[40, 70\]"):
-        exchange.load_state_dict({"residuals": {"weights.0": torch.zeros(3)}, "num_syncs": 1})
+        exchange.load_state_dict(seal({**state, "residuals": {"weights.0": torch.zeros(3)}}))
     with pytest.raises(StateError, match=r"the residual of weights.9 .*wanted: no such parameter"):
-        exchange.load_state_dict({"residuals": {"weights.9": torch.zeros(3)}, "num_syncs": 1})
+        exchange.load_state_dict(seal({**state, "residuals": {"weights.9": torch.zeros(3)}}))
     return len(equal), all(equal), is_compressed
 
 
@@ -272,7 +273,8 @@ def test_state_can_be_loaded_between_steps(codec):
 
 def _load_alone(rank, world_size):
     model, exchange, script = wrap(Given(*SHAPES), everything("int8"))
-    exchange.load_state_dict({"residuals": {"weights.1": torch.full((33,), 2.0)}, "num_syncs": 7})
+    held = {"weights.1": torch.full((33,), 2.0)}
+    exchange.load_state_dict(seal({**exchange.state_dict(), "residuals": held, "num_syncs": 7}))
     total = torch.zeros(33)
     for _ in range(6):
         model.zero_grad()

@@ -36,7 +36,7 @@ def _follow(rank, world_size, plan, switches, num_steps, nodes, shapes, dtype, b
         model(gradients).backward()
         own.append(_flat(gradients))
         applied.append(_flat(gradients_of(model)))
-        held = exchange.state_dict()["residuals"]
+        held = exchange.owed()
         owed_by_step.append(
             _flat(held.get(f"weights.{index}", torch.zeros(shape)) for index, shape in enumerate(shapes))
         )

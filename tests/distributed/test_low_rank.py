@@ -5,6 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import test_exchange_cost as cost
+from distributed import test_exchange_switching as switching
 from distributed.hooked import Given, everything, gradients_of, replicas_equal, wrap
 from distributed.ranks import run_ranks
 from gradwire_compression import Plan, PlanError
@@ -51,7 +53,7 @@ def _steady(rank, world_size, dtype, num_steps):
         model.zero_grad()
         model(gradients).backward()
         total = [sum_ + gradient for sum_, gradient in zip(total, gradients_of(model), strict=True)]
-        held = exchange.state_dict()["residuals"]
+        held = exchange.owed()
         norms.append(sum(float(tensor.double().norm()) ** 2 for tensor in held.values()) ** 0.5)
     assert not script.errors
     return total, gradients, norms
@@ -82,7 +84,7 @@ def _conserve(rank, world_size):
         for index, gradient in enumerate(gradients_of(model)):
             own[index] += gradients[index]
             applied[index] += gradient
-    held = exchange.state_dict()["residuals"]
+    held = exchange.owed()
     assert not script.errors
     owed = [held.get(f"weights.{index}", torch.zeros(shape)) for index, shape in enumerate(SHAPES)]
     return own, owed, applied
@@ -167,7 +169,7 @@ def _zero_here(rank, world_size):
         model.zero_grad()
         gradient = torch.randn(40, 70, generator=generator)
         model([torch.zeros(40, 70) if step == 3 and rank == 1 else gradient]).backward()
-        owed.append(exchange.state_dict()["residuals"]["weights.0"])
+        owed.append(exchange.owed()["weights.0"])
     assert not script.errors
     return owed, gradients_of(model)[0], replicas_equal(model)
 
@@ -190,9 +192,7 @@ def _c01(rank, world_size, bad):
         loss = model(torch.ones(4, 8)).square().mean()
         (loss * (bad if step == 5 and rank == 1 else 1.0)).backward()
         finite.append(all(bool(gradient.isfinite().all()) for gradient in gradients_of(model)))
-        states.append(
-            (exchange.state_dict()["residuals"]["weight"], *exchange._active.warm_starts.copies().values())
-        )
+        states.append((exchange.owed()["weight"], *exchange._active.warm_starts.copies().values()))
         if finite[-1]:
             optimizer.step()
     assert not script.errors
@@ -286,7 +286,7 @@ def _strided(rank, world_size):
             float((got - want).norm() / want.norm()) for got, want in zip(gradients_of(model), wanted, strict=True)
         ]
     assert not script.errors
-    held = exchange.state_dict()["residuals"]
+    held = exchange.owed()
     assert [held[name].shape for name in ("convolution", "transposed")] == [(16, 8, 3, 3), (20, 30)]
     return max(errors)
 
@@ -342,7 +342,7 @@ def _bias_under_drift(rank, world_size, ours):
     exact /= world_size
     if ours:
         assert not script.errors
-        held = {name: float(tensor.norm()) for name, tensor in exchange.state_dict()["residuals"].items()}
+        held = {name: float(tensor.norm()) for name, tensor in exchange.owed().items()}
     else:
         (error,) = state.error_dict.values()
         held = {"bias": float(error[-64:].norm())}
@@ -374,3 +374,36 @@ def test_decisions_say_why_a_matrix_stays_exact():
 def test_rank_out_of_range_is_refused(rank):
     with pytest.raises(PlanError, match=r"powersgd.rank is .*; wanted: int from 1 to 32"):
         Plan(codec="powersgd", parameters={"rank": rank})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_planned_change_to_none_loses_nothing(dtype):
+    switches = {2: (low_rank(2), "carry"), 21: (Plan(), "carry")}
+    results = run_ranks(2, switching._follow, switches, 70, dtype)
+    assert switching._lost(results) < (1e-5 if dtype == torch.float32 else 5e-3)
+    for result in results:
+        assert not result["owed"].any()
+        assert len(result["flushes"]) == 1
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_residuals_are_handed_over_from_and_to_other_codecs(world_size):
+    plans = [everything("int8"), low_rank(2), everything("onebit"), low_rank(1), low_rank(3), everything("bf16")]
+    switches = {step: (plan, "carry") for step, plan in zip((1, 3, 9, 15, 20, 25), plans, strict=True)}
+    results = run_ranks(world_size, switching._follow, switches, 27)
+    # The sum of bfloat16 rounds once a hop, in its two steps.
+    assert switching._lost(results) < 1e-3
+    assert all(torch.equal(result["applied"], results[0]["applied"]) for result in results)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_rollback_is_plain_ddp_from_its_very_step(as_view):
+    for is_equal, dropped in run_ranks(3, switching._roll_back, "powersgd", as_view, True):
+        assert is_equal[4:] == [True] * 5
+        assert not any(is_equal[:4])
+        assert dropped > 0
+
+
+def test_steady_step_allocates_nothing_large():
+    # Two matrices of no common height, so that the largest thing made anew is one of their factors.
+    assert max(run_ranks(2, cost._allocations, "powersgd")) <= 4 * 4 * 700 + 8192

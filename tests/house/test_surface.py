@@ -22,11 +22,24 @@ SURFACE = {
         "StateError",
         "SwitchReport",
         "ddp",
+        "load_state",
         "notes",
         "optimizer_class_name",
+        "redistribute",
         "registry",
+        "save_state",
+        "seal",
     },
-    "gradwire": {"AttachError", "GradwireError", "PlanMismatchError", "Session", "SettingError", "attach"},
+    "gradwire": {
+        "AttachError",
+        "GradwireError",
+        "PlanMismatchError",
+        "Session",
+        "SettingError",
+        "attach",
+        "load_state",
+        "save_state",
+    },
 }
 
 
@@ -40,7 +53,18 @@ def test_package_exports_exactly_its_surface(package: str) -> None:
 def test_session_offers_exactly_these_members() -> None:
     session = importlib.import_module("gradwire").Session
     members = {name for name, _ in inspect.getmembers(session) if not name.startswith("_")}
-    assert members == {"close", "codec", "current_step", "evaluate", "pause", "rollback", "run_id", "step"}
+    assert members == {
+        "close",
+        "codec",
+        "current_step",
+        "evaluate",
+        "load_state_dict",
+        "pause",
+        "rollback",
+        "run_id",
+        "state_dict",
+        "step",
+    }
 
 
 def test_attach_keeps_its_arguments() -> None:
@@ -59,5 +83,6 @@ def test_attach_keeps_its_arguments() -> None:
         "total_tokens",
         "start_step",
         "better",
+        "state",
     }
     assert documented <= {parameter.name for parameter in parameters}

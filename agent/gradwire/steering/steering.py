@@ -7,14 +7,15 @@ place that every rank passes equally often. What the ranks agreed on there, all 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gradwire_compression import BucketTiming, Exchange, Plan, PlanMismatchError
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
+from msgspec import convert
 from msgspec.structs import asdict
 
 from gradwire.steering.ballot import Ballot, fits, try_preparing
@@ -106,7 +107,7 @@ class Steering:
     def codec(self) -> str:
         """The codec that the exchange in progress really uses."""
         exchange = self._exchange()
-        is_warm = self._num_syncs > exchange.plan.warmup_steps
+        is_warm = exchange.num_syncs > exchange.plan.warmup_steps
         return exchange.plan.codec if is_warm else "none"
 
     @property
@@ -144,6 +145,28 @@ class Steering:
                 self._recorder.split(
                     agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
                 )
+
+    def exchange_state(self) -> dict[str, Any]:
+        """Return what the exchange needs to go on later."""
+        return self._exchange().state_dict()
+
+    def adopt_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, between steps and on all ranks; its plan, if it is another, is a switch."""
+        exchange = self._exchange()
+        before = exchange.plan
+        exchange.load_state_dict(state)
+        if note := state.get("note"):
+            self.tell("redistributed", str(note))
+        if exchange.plan != before:
+            self._begin_epoch()
+            plan = convert(exchange.plan.to_dict(), PlanSpec)
+            switched = self._switched(plan, "local", "loaded from a saved state", None, None)
+            switched.is_rollback = plan.codec == "none"
+            self._on_result(switched, self._member.rank == 0)
+
+    def tell(self, kind: str, message: str) -> None:
+        """Report something that happened to this rank."""
+        self._event(kind, message)
 
     # Observer of the exchange.
 
@@ -258,12 +281,15 @@ class Steering:
             raise PlanMismatchError(
                 f"rank {self._member.rank} could not switch at step {self.step}: {error}; restart from a checkpoint"
             ) from error
-        self.epoch += 1
-        self.since_step = self.step
-        self.guard.reset()
+        self._begin_epoch()
         if report.residual_norm_dropped is None or self._ballot is None:
             return None
         return self._ballot.total_norm(report.residual_norm_dropped)
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self.since_step = self.step
+        self.guard.reset()
 
     def _stop(self) -> None:
         self._exchange().close()

@@ -1,0 +1,30 @@
+"""Residuals between two homes: given up by one bucket, not yet taken over by another."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class Waiting:
+    """Residuals of parameters whose bucket has not been seen since they were given up."""
+
+    def __init__(self) -> None:
+        # This rank's, by parameter name.
+        self.worker: dict[str, Tensor] = {}
+        # Those of all owners, the same on every rank: whoever owns a part afterwards takes it from here.
+        self.owners: dict[str, Tensor] = {}
+
+    def folded(self) -> dict[str, Tensor]:
+        """Return this rank's residuals with its share of the owners': the mean over ranks has theirs once."""
+        held = dict(self.worker)
+        for name, owned in self.owners.items():
+            held[name] = held[name] + owned if name in held else owned
+        return held
+
+    def take_exact(self, is_compressed: Callable[[str], bool]) -> dict[str, Tensor]:
+        """Take out what is owed to parameters that no codec is used for, owners' shares folded in."""
+        taken = {name: tensor for name, tensor in self.folded().items() if not is_compressed(name)}
+        for name in taken:
+            self.worker.pop(name, None)
+            self.owners.pop(name, None)
+        return taken
