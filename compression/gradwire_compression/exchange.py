@@ -1,7 +1,7 @@
 """The exchange: averages the buckets of one model under a plan that can change between two steps."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, one_for_each_dtype
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
@@ -20,12 +19,14 @@ from gradwire_compression.collectives.nodes import check, flat_reason, open_grou
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.lossy import LossyBucket
-from gradwire_compression.memory_order import as_flat, as_parameter, is_permuted, memory_order
+from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, Ranks, Route
-from gradwire_compression.resuming import check_together
-from gradwire_compression.state import Pieces, State, seal
+from gradwire_compression.relay import Relay, relay_to
+from gradwire_compression.residuals import gather_owners, norm
+from gradwire_compression.resuming import buckets_of, check_together, powers_of
+from gradwire_compression.state import State, seal
 from gradwire_compression.trace import Trace
 from gradwire_compression.waiting import Waiting
 
@@ -97,6 +98,8 @@ class Exchange:
         self._num_syncs = 0
         self._flush: Flush | None = None
         self._waiting = Waiting()
+        # Takes the first step after a state was loaded.
+        self._relay: Relay | None = None
         self._active = self.prepare(plan)
 
     @property
@@ -142,7 +145,7 @@ class Exchange:
         held, warm_starts = self._take_residuals(), self._active.warm_starts.copies()
         self._active = prepared
         if residuals == "drop":
-            return SwitchReport(_norm(held) if held else None)
+            return SwitchReport(norm(held.values()) if held else None)
         prepared.warm_starts.load(warm_starts)
         prepared.give(held, {})
         self._go_on_with(held, is_partial=bool(prepared.buckets))
@@ -179,7 +182,7 @@ class Exchange:
         """
         self._drain()
         held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
-        return {name: as_parameter(tensor.clone(), self._parameters[name]) for name, tensor in held.items()}
+        return as_parameters(held, self._parameters)
 
     def state_dict(self) -> State:
         """Return what this rank needs to go on as if nothing had happened, as values that `weights_only` loads.
@@ -193,18 +196,20 @@ class Exchange:
         owned = self._active.owner_pieces()
         # These are the same on every rank; one of them saves them.
         waiting = self._waiting.owners if self._ranks.rank == 0 else {}
+        shapes = self._relay.shapes if self._relay else self._book.shapes
         return seal(
             {
                 "plan": self.plan.to_dict(),
                 "num_syncs": self._num_syncs,
                 "rank": self._ranks.rank,
                 "world_size": self.world_size,
-                "residuals": {
-                    name: as_parameter(tensor.clone(), self._parameters[name]) for name, tensor in held.items()
-                },
+                "nodes": self._nodes,
+                "buckets": [shape.describe() for shape in shapes],
+                "residuals": as_parameters(held, self._parameters),
                 "owner_residuals": {**owned, **{name: [(0, tensor.clone())] for name, tensor in waiting.items()}},
                 "warm_starts": self._active.warm_starts.copies(),
-                "permuted": {name: memory_order(p) for name, p in self._parameters.items() if is_permuted(p)},
+                "powers": dict(self._active.powers),
+                "permuted": permuted(self._parameters),
             }
         )
 
@@ -221,12 +226,14 @@ class Exchange:
         prepared = self._active if plan == self.plan else self.prepare(plan)
         self._take_residuals()
         self._active = prepared
-        held = {name: self._loaded(name, tensor) for name, tensor in state["residuals"].items()}
+        held = as_flats(state["residuals"], self._parameters)
         names = state["owner_residuals"] if self._ranks.group is None else prepared.owned_names()
-        self._waiting.owners = self._gather_owners(state["owner_residuals"], names)
+        self._waiting.owners = gather_owners(state["owner_residuals"], names, self._parameters, self._total)
         prepared.warm_starts.load(state["warm_starts"])
         # Buckets are allocated anew when they are seen, and take over what waits for them.
         prepared.drop()
+        prepared.powers = powers_of(state, self._nodes)
+        self._relay = relay_to(buckets_of(state, self._parameters), self._parameters, self._average)
         self._go_on_with(held, is_partial=True)
         self._num_syncs = int(state["num_syncs"])
 
@@ -248,6 +255,15 @@ class Exchange:
         Buckets come in the order of their index, on all ranks alike. The buffer must not be touched until the
         future is complete. A failure is raised by the future.
         """
+        if self._relay is None:
+            return self._average(view)
+        relay = self._relay
+        future = relay.average(view)
+        if relay.is_done:
+            self._relay = None
+        return future
+
+    def _average(self, view: BucketView) -> Future[Tensor]:
         if view.index == 0:
             self._begin_sync()
         # What the observer did before anything was sent is not the bucket's time.
@@ -352,21 +368,13 @@ class Exchange:
         """
         self._waiting.worker.update(self._active.worker_residuals(first_index))
         pieces, owned = self._active.owner_pieces(first_index), self._active.owned(first_index)
-        self._waiting.owners.update(self._gather_owners(pieces, owned))
+        self._waiting.owners.update(gather_owners(pieces, owned, self._parameters, self._total))
         self._active.drop(first_index)
-
-    def _gather_owners(self, pieces: Pieces, names: Iterable[str]) -> dict[str, Tensor]:
-        like = {name: self._parameters[name] for name in names}
-        return residuals.gather_owners(pieces, like, self._total)
 
     def _total(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks in place."""
         if self._ranks.group is not None:
             compat.start_all_reduce(tensor, self._ranks.group).wait()
-
-    def _loaded(self, name: str, tensor: Tensor) -> Tensor:
-        parameter = self._parameters[name]
-        return as_flat(tensor.to(parameter.device, torch.float32), parameter)
 
     def _go_on_with(self, held: dict[str, Tensor], is_partial: bool) -> None:
         """Keep what still has to find its bucket, and flush what is averaged exactly from now on."""
@@ -389,7 +397,3 @@ class Exchange:
     def _weigh(self, plan: Plan) -> Prepared:
         shapes = self._book.shapes or one_for_each_dtype(self._parameters)
         return Prepared(plan, self._parameters, shapes, self._ranks, _META)
-
-
-def _norm(held: Mapping[str, Tensor]) -> float:
-    return residuals.norm(held.values())

@@ -1,5 +1,8 @@
 """How a parameter lies in memory, which is how its gradient lies in a bucket."""
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 
@@ -39,3 +42,21 @@ def as_flat(tensor: Tensor, parameter: Tensor) -> Tensor:
     order = memory_order(parameter)
     ones = [dim for dim in range(parameter.dim()) if dim not in order]
     return tensor.permute(*ones, *order).reshape(-1)
+
+
+def as_parameters(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in the parameters' shapes of contiguous [numel] that lie in memory as the gradients do."""
+    return {name: as_parameter(tensor.clone(), parameters[name]) for name, tensor in held.items()}
+
+
+def as_flats(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return [numel] float32 that lie in memory as the gradients do, on the parameters' devices."""
+    return {
+        name: as_flat(tensor.to(parameters[name].device, torch.float32), parameters[name])
+        for name, tensor in held.items()
+    }
+
+
+def permuted(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return the memory order of those parameters that lie in another than that of their dimensions."""
+    return {name: memory_order(tensor) for name, tensor in parameters.items() if is_permuted(tensor)}

@@ -1,6 +1,6 @@
 """A plan with all it needs allocated: codec, buffers, and residuals of the buckets known so far."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.collectives.hierarchical import Hierarchical, is_divisible
 from gradwire_compression.collectives.low_rank import LowRank
 from gradwire_compression.collectives.nodes import NodeGroups
+from gradwire_compression.collectives.power import AgreedPower
 from gradwire_compression.collectives.two_phase import TwoPhase
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
@@ -68,6 +69,8 @@ class Prepared:
         self.buckets: dict[int, LossyBucket] = {}
         self._ranks, self._device, self._parameters = ranks, device, parameters
         self.warm_starts = WarmStarts()
+        # Exponents that the ranks agreed on, by parameter name.
+        self.powers: dict[str, int] = {}
         self._compressed = {
             decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
         }
@@ -190,16 +193,26 @@ class Prepared:
     def _collective(self, slots: tuple[Slot, ...], dtype: torch.dtype, group: ProcessGroup) -> LossyCollective:
         ranks, nodes = self._ranks, self._ranks.nodes
         numel = sum(slot.numel for slot in slots)
+        names = [slot.name for slot in slots]
         if nodes is None or self.flat_reason or not is_divisible(numel, nodes.inner_size):
-            return self._flat(slots, group, ranks.rank, ranks.world_size, self._scratch)
+            return self._flat(slots, names, group, ranks.rank, ranks.world_size, self._scratch)
 
-        def across(owned: tuple[Slot, ...], scratch: Scratch) -> LossyCollective:
-            return self._flat(owned, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)
+        def across(owned: tuple[Slot, ...], stage: int) -> LossyCollective:
+            # The parameters that a shard's pieces come from would differ between ranks; a stage has one power anyway.
+            of_stage = [f"{name}, stage {stage}" for name in names]
+            scratch = self._scratch.section(f"stage {stage}")
+            return self._flat(owned, of_stage, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)
 
         return Hierarchical(slots, dtype, nodes, across, self._scratch, self._device)
 
     def _flat(
-        self, slots: tuple[Slot, ...], group: ProcessGroup, rank: int, world_size: int, scratch: Scratch
+        self,
+        slots: tuple[Slot, ...],
+        names: Sequence[str],
+        group: ProcessGroup,
+        rank: int,
+        world_size: int,
+        scratch: Scratch,
     ) -> LossyCollective:
         codec = self._codec
         assert codec is not None
@@ -208,4 +221,5 @@ class Prepared:
         if isinstance(codec, LowRankCodec):
             matrices = [matrix_of(self._parameters[slot.name]) for slot in slots]
             return LowRank(slots, matrices, codec, self.warm_starts, group, world_size, scratch, self._device)
-        return Cast(slots, codec, group, rank, world_size, scratch, self._device)
+        power = AgreedPower(self.powers, names)
+        return Cast(slots, codec, power, group, rank, world_size, scratch, self._device)

@@ -50,21 +50,23 @@ def cut(slots: Sequence[Slot], parts: Iterable[tuple[int, Tensor]]) -> Iterator[
 
 def gather_owners(
     pieces: Mapping[str, Sequence[tuple[int, Tensor]]],
-    like: Mapping[str, Tensor],
+    names: Iterable[str],
+    parameters: Mapping[str, Tensor],
     total: Callable[[Tensor], object],
 ) -> dict[str, Tensor]:
-    """Return [numel] float32 for each parameter of `like`, put together from what all ranks hold as owners.
+    """Return [numel] float32 for each of the names, put together from what all ranks hold as owners.
 
     Args:
         pieces: (offset, values) by parameter name: this rank's; no element is held by two ranks.
-        like: Parameters by name, equal on all ranks.
+        names: Equal on all ranks.
+        parameters: By name.
         total: A blocking sum over ranks in place.
 
     Cost: one all-reduce of 4 bytes for each element.
     """
     gathered = {}
-    for name, parameter in like.items():
-        whole = torch.zeros(parameter.numel(), device=parameter.device)
+    for name in names:
+        whole = torch.zeros(parameters[name].numel(), device=parameters[name].device)
         for offset, values in pieces.get(name, ()):
             whole[offset : offset + values.numel()] = values.to(whole.device)
         # As integers nothing is rounded, and the sign of a zero is kept.

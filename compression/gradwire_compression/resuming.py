@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire_compression.buckets import BucketShape, pack
+from gradwire_compression.collectives.nodes import Nodes
 from gradwire_compression.errors import StateError
 from gradwire_compression.hashing import hash_json
 from gradwire_compression.memory_order import is_permuted, memory_order
@@ -13,7 +15,7 @@ from gradwire_compression.prepared import Ranks
 from gradwire_compression.state import step_of, verify
 
 # What each rank tells the others of its state, in this order.
-_FACTS = ("is_good", "saved_rank", "saved_world_size", "step", "num_syncs", "run", "plan")
+_FACTS = ("is_good", "saved_rank", "saved_world_size", "step", "num_syncs", "run", "plan", "buckets")
 
 
 def check_together(
@@ -76,6 +78,7 @@ def _check(state: Mapping[str, Any] | None, parameters: Mapping[str, Tensor], wo
         "num_syncs": state["num_syncs"],
         "run": hash_json(state.get("run", "")),
         "plan": hash_json(state["plan"]),
+        "buckets": hash_json(state["buckets"]),
     }
 
 
@@ -85,12 +88,27 @@ def _compare(table: list[dict[str, int]], world_size: int) -> None:
             raise StateError(f"rank {rank} cannot go on from its state; its own error says why")
         if facts["saved_rank"] != rank:
             raise StateError(f"rank {rank} loads the state that rank {facts['saved_rank']} saved")
-        for name in ("run", "step", "num_syncs", "plan"):
+        for name in ("run", "step", "num_syncs", "plan", "buckets"):
             if facts[name] != table[0][name]:
                 seen = f" ({facts[name]} and {table[0][name]})" if name in ("step", "num_syncs") else ""
                 raise StateError(
                     f"the states of rank {rank} and rank 0 do not belong together: another {name}{seen}"
                 )
+
+
+def buckets_of(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> list[BucketShape]:
+    """Return the buckets of the step before the state was saved; none if the model's are others now."""
+    shapes = []
+    for index, dtype, slots in state["buckets"]:
+        if any(name not in parameters or str(parameters[name].dtype) != dtype for name, _ in slots):
+            return []
+        shapes.append(BucketShape(index, parameters[slots[0][0]].dtype, pack(map(tuple, slots))))
+    return shapes
+
+
+def powers_of(state: Mapping[str, Any], nodes: Nodes) -> dict[str, int]:
+    """Return the exponents that were agreed on; none on other nodes, where other ranks have to agree."""
+    return dict(state["powers"]) if [*map(tuple, state["nodes"])] == [*nodes] else {}
 
 
 def _device(parameters: Mapping[str, Tensor]) -> torch.device:

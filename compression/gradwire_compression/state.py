@@ -18,7 +18,19 @@ State = dict[str, Any]
 # (offset in the flat gradient of one parameter, values) by parameter name: what one rank holds as an owner.
 Pieces = dict[str, list[tuple[int, Tensor]]]
 
-_FIELDS = ("plan", "num_syncs", "rank", "world_size", "residuals", "owner_residuals", "warm_starts", "permuted")
+_FIELDS = (
+    "plan",
+    "num_syncs",
+    "rank",
+    "world_size",
+    "nodes",
+    "buckets",
+    "residuals",
+    "owner_residuals",
+    "warm_starts",
+    "powers",
+    "permuted",
+)
 
 
 def seal(fields: Mapping[str, Any]) -> State:
@@ -65,8 +77,8 @@ def redistribute(states: Sequence[Mapping[str, Any]], rank: int, world_size: int
     """
     for state in states:
         verify(state)
-    first = states[0]
     by_rank = {int(state["rank"]): state for state in states}
+    first = by_rank[min(by_rank)]
     if missing := [str(old) for old in range(first["world_size"]) if old not in by_rank]:
         raise StateError(f"the states of rank {', '.join(missing)} of {first['world_size']} are missing")
     for old, state in sorted(by_rank.items()):
@@ -85,6 +97,8 @@ def redistribute(states: Sequence[Mapping[str, Any]], rank: int, world_size: int
     changed = {
         "rank": rank,
         "world_size": world_size,
+        "nodes": [],
+        "buckets": [],
         "residuals": residuals,
         "owner_residuals": owned,
         "note": note,

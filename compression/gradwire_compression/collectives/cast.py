@@ -29,6 +29,7 @@ class Cast:
         self,
         slots: Sequence[Slot],
         codec: CastCodec,
+        power: AgreedPower,
         group: ProcessGroup,
         rank: int,
         world_size: int,
@@ -36,9 +37,9 @@ class Cast:
         device: torch.device,
     ) -> None:
         self._slots, self._codec, self._group, self._scratch = slots, codec, group, scratch
+        self._power = power
         self._rank, self._world_size = rank, world_size
         self._layout = Layout.build(slots, codec.block)
-        self._power = AgreedPower()
         # The largest magnitude sent, and how the elements of this step are scaled.
         self._largest = torch.zeros(1)
         self._exponent = 0

@@ -63,11 +63,11 @@ class Hierarchical:
         slots: Sequence[Slot],
         dtype: torch.dtype,
         nodes: NodeGroups,
-        make_outer: Callable[[tuple[Slot, ...], Scratch], LossyCollective],
+        make_outer: Callable[[tuple[Slot, ...], int], LossyCollective],
         scratch: Scratch,
         device: torch.device,
     ) -> None:
-        """`make_outer` gives the average across nodes of tensors in a flat float32 vector."""
+        """`make_outer` gives a stage's average across nodes of tensors in a flat float32 vector."""
         self._slots, self._dtype, self._nodes, self._scratch, self._device = slots, dtype, nodes, scratch, device
         self._packed = pack((slot.name, slot.numel) for slot in slots)
         self._numel = sum(slot.numel for slot in slots)
@@ -77,8 +77,7 @@ class Hierarchical:
         for index, parts in enumerate(self._divide_parts()):
             pieces = tuple(self._pieces(parts))
             owned = self._owned_slots(pieces)
-            outer = make_outer(owned, scratch.section(f"stage {index}"))
-            self._stages.append(_Stage(parts, pieces, owned, outer))
+            self._stages.append(_Stage(parts, pieces, owned, make_outer(owned, index)))
         sent_inside = (nodes.inner_size - 1) * self._num_parts * self._chunk * dtype.itemsize
         # What one rank sends to other nodes.
         self.outer_wire_bytes = sum(stage.outer.wire_bytes for stage in self._stages)

@@ -35,8 +35,7 @@ class Lane:
         """
         future: Future[Tensor] = Future()
         self._queue.put((job, future, what))
-        # An exception set on a bare future reaches DDP as a failed cast; read in a callback, it is raised as it is.
-        return future.then(_unwrap)
+        return future.then(unwrap)
 
     def drain(self) -> None:
         """Wait until everything queued so far has ended."""
@@ -71,5 +70,9 @@ class Lane:
             future.set_result(result)
 
 
-def _unwrap(future: Future[Tensor]) -> Tensor:
+def unwrap(future: Future[Tensor]) -> Tensor:
+    """Return what the future holds, or raise its error; to be chained with `then`.
+
+    An exception set on a bare future reaches DDP as a failed cast; read in a callback, it is raised as it is.
+    """
     return future.value()

@@ -1,6 +1,7 @@
 """The power of two that keeps a bucket's float16 sums within range, agreed without an exchange of its own."""
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -27,9 +28,17 @@ class AgreedPower:
     and the exchange after it knows the new magnitude.
     """
 
-    def __init__(self) -> None:
-        self.exponent = 0
-        self._is_known = False
+    def __init__(self, held: dict[str, int], names: Sequence[str]) -> None:
+        """Go on from the exponents in `held`, equal on all ranks, and keep them there.
+
+        Args:
+            held: By parameter name; where the parameters of the bucket come from several, the smallest is safe.
+            names: The parameters of the bucket.
+        """
+        self._held, self._names = held, names
+        known = [held[name] for name in names if name in held]
+        self.exponent = min(known, default=0)
+        self._is_known = bool(known)
 
     def write(self, slots: Tensor, rank: int, largest: Tensor) -> None:
         """Fill this rank's [W] slots; `largest` is [1] float32, 0 if nothing is known."""
@@ -46,3 +55,4 @@ class AgreedPower:
         wanted = min(max(_TARGET - (code - _BIAS), _LOWEST), _HIGHEST)
         self.exponent = min(wanted, self.exponent + 1) if self._is_known else wanted
         self._is_known = True
+        self._held.update(dict.fromkeys(self._names, self.exponent))
