@@ -30,6 +30,7 @@ def attach(
     better: Mapping[str, str] | None = None,
     spool: str | Path | None = None,
     state: Mapping[str, Any] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Session:
     """Attach to a DDP model on every rank, before its first backward pass or between steps.
 
@@ -54,6 +55,7 @@ def attach(
         spool: Folder for data not yet delivered; default `~/.gradwire/spool`.
         state: This rank's `session.state_dict()` of an earlier attempt, so that the run goes on as if it had never
             stopped, under the plan that was in use. All ranks pass theirs, or none does.
+        scaler: Of the training loop, if it scales its loss: what a codec still owes follows the scale.
 
     Raises:
         SettingError: An argument or variable is not acceptable.

@@ -1,7 +1,7 @@
 """Settings of one attached model: an explicit argument wins over the environment, both over the default."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Settings:
     better: Mapping[str, str]
     # What an earlier attempt saved, None if this one begins anew.
     state: Mapping[str, Any] | None
+    # What the loss is multiplied by; None if it is not.
+    loss_scale: Callable[[], float] | None
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -79,6 +81,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             total_tokens=_count(arguments.get("total_tokens"), "total_tokens"),
             better=_better(arguments.get("better") or {}),
             state=state,
+            loss_scale=_loss_scale(arguments.get("scaler")),
         )
     except ProtocolError as error:
         raise SettingError(f"{error.field}: {error}") from error
@@ -129,6 +132,15 @@ def _count(value: Any, name: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise SettingError(f"{name} is {value!r}; wanted: a whole number, 0 or more")
     return value
+
+
+def _loss_scale(scaler: Any) -> Callable[[], float] | None:
+    if scaler is None:
+        return None
+    read: Callable[[], float] | None = getattr(scaler, "get_scale", None)
+    if read is None:
+        raise SettingError(f"scaler is a {type(scaler).__name__}; wanted: a torch.amp.GradScaler")
+    return read
 
 
 def _better(value: Mapping[str, str]) -> Mapping[str, str]:

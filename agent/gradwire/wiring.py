@@ -138,6 +138,7 @@ def _exchange(
             observer=observer,
             clock=clock.stamp,
             nodes=membership.nodes,
+            loss_scale=settings.loss_scale,
         )
         ddp.attach_ddp(model, exchange)
         if settings.state is not None:

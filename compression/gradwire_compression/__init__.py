@@ -9,12 +9,12 @@ from gradwire_compression.errors import (
     PlanMismatchError,
     StateError,
 )
-from gradwire_compression.exchange import Exchange, SwitchReport
+from gradwire_compression.exchange import Exchange
 from gradwire_compression.hooks import ddp
 from gradwire_compression.kernels.dispatch import notes
 from gradwire_compression.observer import BucketTiming, Observer, Silence
 from gradwire_compression.plan import Decision, Plan, optimizer_class_name
-from gradwire_compression.prepared import Prepared
+from gradwire_compression.prepared import Prepared, SwitchReport
 from gradwire_compression.state import redistribute, seal
 from gradwire_compression.state_files import load_state, save_state
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,11 +18,12 @@ from gradwire_compression.collectives.lane import Lane
 from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.flush import Flush, mean_over_ranks
+from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
 from gradwire_compression.plan import Plan, check_optimizer
-from gradwire_compression.prepared import Prepared, Ranks, Route
+from gradwire_compression.prepared import Prepared, Ranks, Route, SwitchReport
 from gradwire_compression.relay import Relay, relay_to
 from gradwire_compression.residuals import gather_owners, norm
 from gradwire_compression.resuming import buckets_of, check_together, powers_of
@@ -31,14 +32,6 @@ from gradwire_compression.trace import Trace
 from gradwire_compression.waiting import Waiting
 
 _META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class SwitchReport:
-    """What a switch did on this rank."""
-
-    # L2 norm of the residual that was thrown away, None if there was none or it was kept.
-    residual_norm_dropped: float | None
 
 
 class Exchange:
@@ -58,6 +51,7 @@ class Exchange:
         clock: Callable[[], float] = time.perf_counter,
         lane_group: ProcessGroup | None = None,
         nodes: Sequence[Sequence[int]] = (),
+        loss_scale: Callable[[], float] | None = None,
     ) -> None:
         """Make an exchange; every rank of the group must do so at the same point.
 
@@ -71,6 +65,7 @@ class Exchange:
             lane_group: A group of the same ranks that nobody else uses; None makes one.
             nodes: Ranks in `group` by node, equal on every rank; empty if unknown. Several nodes with equally many
                 ranks, more than one, get the groups of a hierarchical exchange.
+            loss_scale: Returns what the loss is multiplied by, equal on every rank; None if it is not scaled.
 
         Raises:
             PlanError: The plan is not acceptable here.
@@ -94,10 +89,9 @@ class Exchange:
         node_groups = None if reason else open_groups(self._nodes, group)
         self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size, node_groups, reason)
         self._lane: Lane | None = None
-        self._is_closed = False
-        self._num_syncs = 0
+        self._is_closed, self._num_syncs = False, 0
         self._flush: Flush | None = None
-        self._waiting = Waiting()
+        self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
         # Takes the first step after a state was loaded.
         self._relay: Relay | None = None
         self._active = self.prepare(plan)
@@ -187,13 +181,12 @@ class Exchange:
     def state_dict(self) -> State:
         """Return what this rank needs to go on as if nothing had happened, as values that `weights_only` loads.
 
-        Call it between steps. "residuals" are copies, [shape of the parameter] float32 in gradient units. A flush
-        in progress is saved as residuals, and begins anew.
+        Call it between steps. "residuals" are copies, [shape of the parameter] float32 in gradient units times the
+        loss scale. A flush in progress is saved as residuals, and begins anew.
         """
         self._drain()
         flushed = self._flush.owed if self._flush else {}
         held = {**self._waiting.worker, **self._active.worker_residuals(), **flushed}
-        owned = self._active.owner_pieces()
         # These are the same on every rank; one of them saves them.
         waiting = self._waiting.owners if self._ranks.rank == 0 else {}
         shapes = self._relay.shapes if self._relay else self._book.shapes
@@ -201,12 +194,16 @@ class Exchange:
             {
                 "plan": self.plan.to_dict(),
                 "num_syncs": self._num_syncs,
+                "loss_scale": self._loss_scale.value,
                 "rank": self._ranks.rank,
                 "world_size": self.world_size,
                 "nodes": self._nodes,
                 "buckets": [shape.describe() for shape in shapes],
                 "residuals": as_parameters(held, self._parameters),
-                "owner_residuals": {**owned, **{name: [(0, tensor.clone())] for name, tensor in waiting.items()}},
+                "owner_residuals": {
+                    **self._active.owner_pieces(),
+                    **{name: [(0, tensor.clone())] for name, tensor in waiting.items()},
+                },
                 "warm_starts": self._active.warm_starts.copies(),
                 "powers": dict(self._active.powers),
                 "permuted": permuted(self._parameters),
@@ -235,7 +232,7 @@ class Exchange:
         prepared.powers = powers_of(state, self._nodes)
         self._relay = relay_to(buckets_of(state, self._parameters), self._parameters, self._average)
         self._go_on_with(held, is_partial=True)
-        self._num_syncs = int(state["num_syncs"])
+        self._num_syncs, self._loss_scale.value = int(state["num_syncs"]), state["loss_scale"]
 
     def close(self) -> None:
         """Average plainly from the next step on and end the Lane; all ranks must do so at the same step."""
@@ -279,6 +276,10 @@ class Exchange:
     def _begin_sync(self) -> None:
         self._num_syncs += 1
         self._observer.begin_sync()
+        if (factor := self._loss_scale.follow()) != 1:
+            for holder in (self._active, self._waiting, self._flush):
+                if holder is not None:
+                    holder.rescale(factor)
         if self._flush is not None:
             self._flush.begin_step()
             if self._flush.is_done:

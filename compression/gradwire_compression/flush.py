@@ -50,6 +50,14 @@ class Flush:
         self._failures.clear()
         self.num_steps += not self.is_done
 
+    def rescale(self, factor: float) -> None:
+        """Multiply what is owed, in the hook of bucket 0."""
+        for residual in self.owed.values():
+            residual.mul_(factor)
+        self.norm *= factor
+        if self._agreed_norm is not None:
+            self._agreed_norm *= factor
+
     def touches(self, slots: Iterable[Slot]) -> bool:
         """Return whether something is owed to one of these parameters."""
         return any(slot.name in self.owed for slot in slots)

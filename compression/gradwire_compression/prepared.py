@@ -51,6 +51,14 @@ class Route:
     node_bytes: int | None
 
 
+@dataclass(frozen=True)
+class SwitchReport:
+    """What a switch did on this rank."""
+
+    # L2 norm of the residual that was thrown away, None if there was none or it was kept.
+    residual_norm_dropped: float | None
+
+
 class Prepared:
     """A validated plan, ready to be switched to; dropping it frees what it allocated."""
 
@@ -180,6 +188,11 @@ class Prepared:
         if not isinstance(self._codec, ScaledCodec):
             return []
         return [slot.name for bucket in self._from(first_index) for slot in bucket.compressed]
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals of all buckets."""
+        for bucket in self.buckets.values():
+            bucket.collective.rescale(factor)
 
     def drop(self, first_index: int = 0) -> None:
         """Give up the buckets from `first_index` on, with their residuals."""

@@ -21,6 +21,7 @@ Pieces = dict[str, list[tuple[int, Tensor]]]
 _FIELDS = (
     "plan",
     "num_syncs",
+    "loss_scale",
     "rank",
     "world_size",
     "nodes",

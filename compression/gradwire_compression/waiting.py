@@ -14,6 +14,11 @@ class Waiting:
         # Those of all owners, the same on every rank: whoever owns a part afterwards takes it from here.
         self.owners: dict[str, Tensor] = {}
 
+    def rescale(self, factor: float) -> None:
+        """Multiply all of them."""
+        for residual in (*self.worker.values(), *self.owners.values()):
+            residual.mul_(factor)
+
     def folded(self) -> dict[str, Tensor]:
         """Return this rank's residuals with its share of the owners': the mean over ranks has theirs once."""
         held = dict(self.worker)

@@ -51,7 +51,7 @@ class Script:
         self.flushes.append((self.exchange.num_syncs, num_steps, norm))
 
 
-def wrap(module, plan=None, switches=(), optimizer_class="SGD", nodes=(), **ddp_arguments):
+def wrap(module, plan=None, switches=(), optimizer_class="SGD", nodes=(), loss_scale=None, **ddp_arguments):
     """Return (ddp model, exchange, script)."""
     model = DistributedDataParallel(module, **ddp_arguments)
     script = Script(switches)
@@ -62,6 +62,7 @@ def wrap(module, plan=None, switches=(), optimizer_class="SGD", nodes=(), **ddp_
         optimizer_class=optimizer_class,
         observer=script,
         nodes=nodes,
+        loss_scale=loss_scale,
     )
     script.exchange = exchange
     ddp.attach_ddp(model, exchange)

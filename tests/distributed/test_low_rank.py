@@ -388,11 +388,10 @@ def test_planned_change_to_none_loses_nothing(dtype):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_residuals_are_handed_over_from_and_to_other_codecs(world_size):
-    plans = [everything("int8"), low_rank(2), everything("onebit"), low_rank(1), low_rank(3), everything("bf16")]
+    plans = [everything("int8"), low_rank(2), everything("onebit"), low_rank(1), low_rank(3), everything("fp8")]
     switches = {step: (plan, "carry") for step, plan in zip((1, 3, 9, 15, 20, 25), plans, strict=True)}
     results = run_ranks(world_size, switching._follow, switches, 27)
-    # The sum of bfloat16 rounds once a hop, in its two steps.
-    assert switching._lost(results) < 1e-3
+    assert switching._lost(results) < 1e-5
     assert all(torch.equal(result["applied"], results[0]["applied"]) for result in results)
 
 

@@ -239,7 +239,15 @@ def test_state_that_does_not_belong_is_refused_by_every_rank(kind, on_first, on_
     assert re.search(on_second, second)
 
 
-EMPTY = {"nodes": [], "buckets": [], "owner_residuals": {}, "warm_starts": {}, "powers": {}, "permuted": {}}
+EMPTY = {
+    "loss_scale": 1.0,
+    "nodes": [],
+    "buckets": [],
+    "owner_residuals": {},
+    "warm_starts": {},
+    "powers": {},
+    "permuted": {},
+}
 
 
 def _state(rank=0, world_size=2, num_syncs=5, **fields):

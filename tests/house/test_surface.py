@@ -84,5 +84,6 @@ def test_attach_keeps_its_arguments() -> None:
         "start_step",
         "better",
         "state",
+        "scaler",
     }
     assert documented <= {parameter.name for parameter in parameters}

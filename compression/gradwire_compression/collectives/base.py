@@ -51,6 +51,9 @@ class LossyCollective(Protocol):
     def owner_parts(self) -> list[tuple[int, Tensor]]:
         """Return (place in compact order, view) of what this rank holds as an owner; empty where nobody is one."""
 
+    def rescale(self, factor: float) -> None:
+        """Multiply all residuals of this rank, between steps."""
+
     def owed(self) -> Tensor:
         """Return a new [n] float32: this rank's residual plus W times what it holds as an owner.
 

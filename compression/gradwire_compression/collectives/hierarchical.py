@@ -166,6 +166,10 @@ class Hierarchical:
                         found.append((place + first - begin, values[first - start : last - start]))
         return found
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals of the average across."""
+        self.outer.rescale(factor)
+
     def owed(self) -> Tensor:
         """Return a new [n] float32: L times what this rank holds of its shard, and nothing elsewhere."""
         return self._spread([stage.outer.owed() for stage in self._stages])

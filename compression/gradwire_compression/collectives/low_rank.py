@@ -163,6 +163,10 @@ class LowRank:
         """Return nothing: a sum has no owner."""
         return []
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the residual."""
+        self.worker.mul_(factor)
+
     def owed(self) -> Tensor:
         """Return a copy of the residual; a sum has no owner."""
         return self.worker.clone()

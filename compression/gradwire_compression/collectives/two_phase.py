@@ -133,6 +133,11 @@ class TwoPhase:
         starts = [start for start, _ in self._owned_places]
         return list(zip(starts, self._owner_parts(self._owner), strict=True))
 
+    def rescale(self, factor: float) -> None:
+        """Multiply both residuals."""
+        self.worker.mul_(factor)
+        self._owner.mul_(factor)
+
     def owed(self) -> Tensor:
         """Return a new [n] float32: this rank's residual plus W times what it holds as an owner."""
         total = self.worker.clone()
