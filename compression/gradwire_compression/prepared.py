@@ -211,7 +211,7 @@ class Prepared:
             return self._flat(slots, names, group, ranks.rank, ranks.world_size, self._scratch)
 
         def across(owned: tuple[Slot, ...], stage: int) -> LossyCollective:
-            # The parameters that a shard's pieces come from would differ between ranks; a stage has one power anyway.
+            # Those that a shard's pieces come from would differ between ranks, and a stage has one power anyway.
             of_stage = [f"{name}, stage {stage}" for name in names]
             scratch = self._scratch.section(f"stage {stage}")
             return self._flat(owned, of_stage, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)

@@ -11,8 +11,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-# Ranks fork from a server that has loaded what they all need, so that a start costs milliseconds instead of seconds;
-# the making of the first DDP model loads torch._dynamo.
+# Ranks fork from a server that has loaded what they all need: a start costs milliseconds instead of seconds. What
+# loads torch._dynamo otherwise is the first DDP model.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed", "torch.nn.parallel", "gradwire", "gradwire_compression", "pytest"]
