@@ -15,6 +15,12 @@ from examples.demo import network
 FAST = Setting(Cluster(2, LINKS["1 Gbit/s"]), "1 Gbit/s", "6M")
 SLOW = Setting(Cluster(2, LINKS["200 Mbit/s"]), "200 Mbit/s", "6M")
 
+CROSSING = Setting(
+    Cluster(2, LINKS["200 Mbit/s"] // 2, ranks_per_host=2, inner_link=LINKS["1 Gbit/s"]),
+    "100 Mbit/s between hosts, 1 Gbit/s inside",
+    "6M",
+)
+
 
 def blocks(*milliseconds: float, sent: float = 1e6, told: float | None = None) -> list[dict[str, Any]]:
     return [
@@ -83,6 +89,14 @@ def test_targets_at_200_mbit_ask_for_three_and_a_half_times() -> None:
     assert missed(measured(SLOW, **{PLAIN: blocks(800, 1600)})) == set()
 
 
+def test_two_levels_are_compared_with_the_same_codec_between_all_ranks() -> None:
+    assert "bf16 flat" in link.crossing_plans()
+    one = measured(CROSSING, **{"int8 flat": blocks(421, 870, told=1e6)})
+    assert missed(one) == {"lead_of_two_levels_over_flat_int8_at_2x2"}
+    one = measured(CROSSING, **{"int8 flat": blocks(437, 880, told=1e6)})
+    assert missed(one) == set()
+
+
 def test_other_settings_have_no_targets() -> None:
     assert link.targets_of(measured(replace(FAST, model="25M"))) == {}
 
@@ -99,7 +113,8 @@ def test_settings_are_found_by_a_part_of_their_name() -> None:
         "2 ranks, 6M, 1 Gbit/s",
         "2 ranks, 6M, 200 Mbit/s",
     ]
-    assert len(link.settings_of(quick=False, only="")) == 2 * len(link.MODELS) * len(LINKS)
+    assert len(link.settings_of(quick=False, only="")) == 2 * len(link.MODELS) * len(LINKS) + 1
+    assert [one.name for one in link.settings_of(quick=True, only="", topology="2x2")] == [CROSSING.name]
     assert [one.name for one in link.settings_of(quick=False, only="4 ranks, 25M, un")] == [
         "4 ranks, 25M, unshaped"
     ]

@@ -285,16 +285,18 @@ def _resume(rank, world_size, first, second):
         model, exchange, script = wrap(Given(*SHAPES), plan, nodes=NODES, bucket_cap_mb=0.02)
         if state is not None:
             exchange.load_state_dict(state)
+            # The state brings its plan along.
+            exchange.switch(exchange.prepare(plan), residuals="carry")
         for _ in range(5):
             gradients = [torch.randn(shape, generator=generator) for shape in SHAPES]
             model.zero_grad()
             model(gradients).backward()
             own += _flat(gradients)
             applied += _flat(gradients_of(model))
-        state = exchange.state_dict()
+        state, owed = exchange.state_dict(), exchange.owed()
         exchange.close()
         assert not script.errors
-    return own, applied, _flat(state["residuals"][f"weights.{index}"] for index in range(4))
+    return own, applied, _flat(owed[f"weights.{index}"] for index in range(4))
 
 
 @pytest.mark.parametrize(
