@@ -85,12 +85,25 @@ def means_near_ties():
     return magnitudes.flatten(), Layout.build(pack((str(index), 1000) for index in range(64)), 1024)
 
 
-def codes_near_ties():
-    """Gradients whose quotients by the scale are halves, where a product by 1 / scale rounds apart."""
+def ties_of(name):
+    """Midpoints of a codec's neighbouring codes, and the largest code."""
+    if name == "int4":
+        return torch.cat([torch.arange(-7, 7) + 0.5, torch.tensor([7.0])])
+    if name == "fp8":
+        codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+        middles = (codes[1:] + codes[:-1]) / 2
+        return torch.cat([middles, -middles, codes[-1:]])
+    return torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
+
+
+def codes_near_ties(name):
+    """Gradients whose quotients by the scale are ties, where a product by 1 / scale rounds apart."""
     scales = torch.rand(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(torch.float32) + 1e-3
     scales = scales.to(torch.bfloat16).to(torch.float32)
-    codes = torch.cat([torch.arange(-126, 127) + 0.5, torch.tensor([127.0])])
-    return (codes * scales[:, None]).flatten(), Layout.build(pack((str(index), 254) for index in range(64)), 254)
+    codes = ties_of(name)
+    block = len(codes)
+    layout = Layout.build(pack((str(index), block) for index in range(64)), block)
+    return (codes * scales[:, None]).flatten(), layout
 
 
 def main(name):
@@ -106,7 +119,7 @@ def main(name):
         x[:130] = value
         check(name, x, layout_of(300, 128), torch.full((300,), 0.25))
     check(name, hard_values(4097), layout_of(4097, 4096), torch.zeros(4097))
-    for x, layout in (means_near_ties(), codes_near_ties()):
+    for x, layout in (means_near_ties(), codes_near_ties(name)):
         check(name, x, layout, torch.zeros(layout.numel))
     print("equal")
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from gradwire_compression.kernels.absmax import triton as absmax
 from gradwire_compression.kernels.blocks import NUM_LANES, align
 from gradwire_compression.kernels.cast import triton as cast
+from gradwire_compression.kernels.fp8 import triton as fp8
+from gradwire_compression.kernels.int4 import triton as int4
 from gradwire_compression.kernels.int8 import triton as int8
 from gradwire_compression.kernels.onebit import triton as onebit
 from gradwire_compression.layout import Layout, Table
@@ -65,6 +67,8 @@ def cast_constants(block: int) -> Constants:
 
 SCALED: dict[str, tuple[ModuleType, Callable[[int], Constants]]] = {
     "int8": (absmax, lambda block: absmax_constants(int8, 8, block)),
+    "fp8": (absmax, lambda block: absmax_constants(fp8, 8, block)),
+    "int4": (absmax, lambda block: absmax_constants(int4, 4, block)),
     "onebit": (onebit, onebit_constants),
 }
 
