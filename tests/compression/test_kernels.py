@@ -104,6 +104,15 @@ def test_topk_sends_the_largest_and_of_equal_ones_the_first():
     assert new_residual.nonzero().flatten().tolist() == [200, 255]
 
 
+@pytest.mark.parametrize("kernels", _kernels("topk", 3))
+def test_topk_sends_what_rounds_to_zero_without_a_sign(kernels):
+    x = torch.zeros(64)
+    x[[3, 7]] = torch.tensor([1.0, -1e-45])
+    payload, new_residual = _encode(kernels, "topk", x, layout_of(64, 64), torch.full((64,), -0.0), 3)
+    assert payload[16:22].view(torch.int16).tolist() == [0, 0x3F80, 0]
+    assert new_residual[7] == -1e-45
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_kernel_equals_reference_when_large(name):
     size = 1_000_003

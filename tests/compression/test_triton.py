@@ -12,7 +12,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed here")
 
-from gradwire_compression.codecs import cast, registry  # noqa: E402
+from gradwire_compression.codecs import cast, registry, topk  # noqa: E402
 from gradwire_compression.kernels import cuda  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
@@ -34,8 +34,8 @@ POINTERS = {
 }
 FLOATS = ("weight", "world_size")
 # Where the main loop's loads are narrower than 128 bits: one is all that 128 bits written ask for. bf16 reads two
-# bytes for every float32, and onebit a word of signs for every 32.
-NARROW_LOADS = {("bf16", "decode"): 64, ("onebit", "decode"): 32}
+# bytes for every float32, onebit a word of signs for every 32, and topk a few numbers of 16 bits at any offset.
+NARROW_LOADS = {("bf16", "decode"): 64, ("onebit", "decode"): 32, ("topk", "decode"): 16}
 MULTIPLES_OF_16 = ("shard_bytes", "scales_begin", "rank_stride", *POINTERS)
 
 
@@ -110,9 +110,16 @@ KERNELS = [
 ]
 
 
+def sizes_of(name):
+    """Return (block, bf16 numbers a block) of the codec's defaults."""
+    if name == "bf16":
+        return cast.BLOCK, 1
+    default = registry.facts(name).parameters[0].default
+    return (topk.BLOCK, default) if name == "topk" else (default, 1)
+
+
 def compiled(name, operation, architecture, is_aligned):
-    block = cast.BLOCK if name == "bf16" else registry.facts(name).parameters[0].default
-    kernel, constants = cuda.kernel_of(name, operation, block)
+    kernel, constants = cuda.kernel_of(name, operation, *sizes_of(name))
     return compile_for(architecture, kernel, constants | {"IS_ALIGNED": is_aligned, "IS_ADDED": False})
 
 

@@ -19,6 +19,7 @@ from gradwire_compression.kernels.fp8 import triton as fp8
 from gradwire_compression.kernels.int4 import triton as int4
 from gradwire_compression.kernels.int8 import triton as int8
 from gradwire_compression.kernels.onebit import triton as onebit
+from gradwire_compression.kernels.topk import triton as topk
 from gradwire_compression.layout import Layout, Table
 
 # What a kernel is compiled for, by the names of its parameters.
@@ -59,49 +60,66 @@ def onebit_constants(block: int) -> Constants:
     }
 
 
+def topk_constants(block: int, num_kept: int) -> Constants:
+    """Return what the kernels of topk need for blocks of `block` elements, of which `num_kept` are sent.
+
+    A quarter of the usual tile: each element has two addresses of its own, which take registers.
+    """
+    columns = _power_of_two(block)
+    return {
+        "VALUE_BYTES": num_kept,
+        "NUM_SCALES": num_kept,
+        "SCALE_COLUMNS": _power_of_two(num_kept),
+        "ROWS": max(1, _rows(columns) // 4),
+        "COLUMNS": columns,
+    }
+
+
 def cast_constants(block: int) -> Constants:
     """Return what the kernels of the cast need for blocks of `block` elements."""
     columns = _power_of_two(block)
     return {"ROWS": _rows(columns), "COLUMNS": columns}
 
 
-SCALED: dict[str, tuple[ModuleType, Callable[[int], Constants]]] = {
-    "int8": (absmax, lambda block: absmax_constants(int8, 8, block)),
-    "fp8": (absmax, lambda block: absmax_constants(fp8, 8, block)),
-    "int4": (absmax, lambda block: absmax_constants(int4, 4, block)),
-    "onebit": (onebit, onebit_constants),
+# By codec the module of its kernels, and what they need for a block size and bf16 numbers a block.
+SCALED: dict[str, tuple[ModuleType, Callable[[int, int], Constants]]] = {
+    "int8": (absmax, lambda block, _: absmax_constants(int8, 8, block)),
+    "fp8": (absmax, lambda block, _: absmax_constants(fp8, 8, block)),
+    "int4": (absmax, lambda block, _: absmax_constants(int4, 4, block)),
+    "onebit": (onebit, lambda block, _: onebit_constants(block)),
+    "topk": (topk, topk_constants),
 }
 
 # One product and one sum are two roundings, as in the references.
 OPTIONS: Constants = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False}
 
 
-def kernel_of(name: str, operation: str, block: int) -> tuple[Any, Constants]:
+def kernel_of(name: str, operation: str, block: int, num_scales: int = 1) -> tuple[Any, Constants]:
     """Return the kernel "encode", "decode" or "reduce" of a codec, and what to compile it for."""
     if name == "bf16":
         return getattr(cast, operation), cast_constants(block)
     module, constants_for = SCALED[name]
     # 32 turns, of 4 elements a thread, are what fits into a thread's registers.
     is_large = module is onebit and operation == "encode" and block > 32 * NUM_LANES
-    return getattr(module, "encode_large" if is_large else operation), constants_for(block)
+    return getattr(module, "encode_large" if is_large else operation), constants_for(block, num_scales)
 
 
 class TritonKernels:
-    """Encode, decode and reduce of the scaled codec `name`."""
+    """Encode, decode and reduce of the scaled codec `name`, with `num_scales` bf16 numbers a block."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_scales: int = 1) -> None:
         assert name in SCALED
-        self._name = name
+        self._name, self._num_scales = name, num_scales
 
     def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
         """Encode x + residual; see `ScaledCodec.encode`."""
-        table, (kernel, constants) = layout.table(x.device), kernel_of(self._name, "encode", layout.block)
+        table, (kernel, constants) = layout.table(x.device), self._kernel_of("encode", layout)
         shards = _shards(payload, layout, constants)
         _launch(kernel, constants, table, _numbers(x), *_blocks(table), residual, new_residual, payload, *shards)
 
     def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
         """Decode into `out`; see `ScaledCodec.decode`."""
-        table, (kernel, constants) = layout.table(out.device), kernel_of(self._name, "decode", layout.block)
+        table, (kernel, constants) = layout.table(out.device), self._kernel_of("decode", layout)
         shards = _shards(payload, layout, constants)
         constants["IS_ADDED"] = accumulate
         _launch(kernel, constants, table, payload, *_blocks(table), _numbers(out), weight, *shards)
@@ -110,10 +128,13 @@ class TritonKernels:
         self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
     ) -> None:
         """Encode the mean of several payloads; see `ScaledCodec.reduce`."""
-        table, (kernel, constants) = layout.table(residual.device), kernel_of(self._name, "reduce", layout.block)
+        table, (kernel, constants) = layout.table(residual.device), self._kernel_of("reduce", layout)
         ranks = payloads, payloads.stride(0), payloads.shape[0]
         shards = _shards(payload, layout, constants)
         _launch(kernel, constants, table, *ranks, *_blocks(table), residual, new_residual, payload, *shards)
+
+    def _kernel_of(self, operation: str, layout: Layout) -> tuple[Any, Constants]:
+        return kernel_of(self._name, operation, layout.block, self._num_scales)
 
 
 class TritonCastKernels:

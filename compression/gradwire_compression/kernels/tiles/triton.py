@@ -94,17 +94,19 @@ def block_places(table, num_blocks, first, ROWS: tl.constexpr, IS_ALIGNED: tl.co
 
 
 @triton.jit
-def payload_parts(payloads, rows, shard_blocks, shard_bytes, scales_begin, VALUE_BYTES: tl.constexpr):
-    """Return (pointers to the values of each row, pointers to its scale)."""
+def payload_parts(payloads, rows, shard_blocks, shard_bytes, scales_begin, VALUE_BYTES: tl.constexpr,
+                  NUM_SCALES: tl.constexpr = 1):  # fmt: skip
+    """Return (pointers to the values of each row, pointers to its first scale)."""
     shards = (rows // shard_blocks).to(tl.int64)
     own = (rows % shard_blocks).to(tl.int64)
     bases = payloads + shards * shard_bytes
-    scales = (bases + scales_begin + 2 * own).to(tl.pointer_type(tl.int16))
+    scales = (bases + scales_begin + 2 * NUM_SCALES * own).to(tl.pointer_type(tl.int16))
     return bases + own * VALUE_BYTES, scales
 
 
 @triton.jit
-def write_padding(payloads, rows, num_blocks, shard_blocks, shard_bytes, scales_begin, VALUE_BYTES: tl.constexpr):
+def write_padding(payloads, rows, num_blocks, shard_blocks, shard_bytes, scales_begin, VALUE_BYTES: tl.constexpr,
+                  NUM_SCALES: tl.constexpr = 1):  # fmt: skip
     """Write the zeros behind the values and behind the scales; the last block of a shard does it."""
     column = tl.arange(0, 16)
     shards = (rows // shard_blocks).to(tl.int64)
@@ -112,8 +114,9 @@ def write_padding(payloads, rows, num_blocks, shard_blocks, shard_bytes, scales_
     values_end = (payloads + shards * shard_bytes)[:, None] + shard_blocks.to(tl.int64) * VALUE_BYTES + column
     num_values = scales_begin - shard_blocks * VALUE_BYTES
     tl.store(values_end, tl.zeros([1, 16], tl.uint8), mask=is_last[:, None] & (column < num_values))
-    scales_end = (payloads + shards * shard_bytes)[:, None] + scales_begin + 2 * shard_blocks + column
-    num_scales = shard_bytes - scales_begin - 2 * shard_blocks
+    scales_bytes = 2 * NUM_SCALES * shard_blocks
+    scales_end = (payloads + shards * shard_bytes)[:, None] + scales_begin + scales_bytes + column
+    num_scales = shard_bytes - scales_begin - scales_bytes
     tl.store(scales_end, tl.zeros([1, 16], tl.uint8), mask=is_last[:, None] & (column < num_scales))
 
 

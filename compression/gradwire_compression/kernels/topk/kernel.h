@@ -56,6 +56,8 @@ ALWAYS void topk_encode_at(
             /* Of equal magnitudes, those with the lower index are sent. */
             if (magnitudes[i] == bound && num_ties-- <= 0) continue;
             uint16_t half = to_bf16(sums[i]);
+            /* What rounds to zero is sent without a sign. */
+            if (half == 0x8000u) half = 0;
             new_residual[i] = sums[i] - from_bf16(half);
             indices[used] = (uint8_t)i;
             numbers[used++] = half;

@@ -18,7 +18,8 @@ class TopkOperation:
     def scale(self, sums: Tensor, lengths: Tensor) -> Tensor:
         """Return the values that are sent; a block shorter than that is filled up with zeros."""
         indices, is_real = self._largest(sums, lengths)
-        return sums.gather(1, indices).masked_fill(~is_real, 0.0)
+        # What rounds to zero is sent without a sign, so that a sum over ranks may leave out what was not sent.
+        return sums.gather(1, indices).masked_fill(~is_real, 0.0).to(torch.bfloat16).to(torch.float32) + 0.0
 
     def pack(self, sums: Tensor, scales: Tensor, mask: Tensor) -> Tensor:
         """Return the indices; a block shorter than that is filled up with zeros."""
