@@ -127,11 +127,12 @@ def subject(name: str, backend: str, gradient: Tensor) -> Subject:
     residual, decoded = torch.zeros(numel), torch.zeros(numel)
     if isinstance(codec, CastCodec):
         wire = torch.zeros(numel, dtype=codec.dtype)
+        exponent, largest = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
         return Subject(
             name,
             backend,
-            lambda: codec.encode(gradient, layout, residual, wire, WORLD_SIZE),
-            lambda: codec.decode(wire, layout, decoded),
+            lambda: codec.encode(gradient, layout, residual, wire, WORLD_SIZE, exponent, largest),
+            lambda: codec.decode(wire, layout, decoded, exponent),
             {"payload": wire, "residual": residual, "decoded vector": decoded},
         )
     payload = torch.zeros(codec.wire_bytes(layout.num_blocks), dtype=torch.uint8)

@@ -16,6 +16,7 @@ from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane
 from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
+from gradwire_compression.collectives.power import known_powers
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.loss_scale import LossScale
@@ -205,7 +206,7 @@ class Exchange:
                     **{name: [(0, tensor.clone())] for name, tensor in waiting.items()},
                 },
                 "warm_starts": self._active.warm_starts.copies(),
-                "powers": dict(self._active.powers),
+                "powers": known_powers(self._active.powers),
                 "permuted": permuted(self._parameters),
             }
         )

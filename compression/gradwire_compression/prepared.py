@@ -78,7 +78,7 @@ class Prepared:
         self._ranks, self._device, self._parameters = ranks, device, parameters
         self.warm_starts = WarmStarts()
         # Exponents that the ranks agreed on, by parameter name.
-        self.powers: dict[str, int] = {}
+        self.powers: dict[str, Tensor] = {}
         self._compressed = {
             decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
         }
@@ -234,5 +234,5 @@ class Prepared:
         if isinstance(codec, LowRankCodec):
             matrices = [matrix_of(self._parameters[slot.name]) for slot in slots]
             return LowRank(slots, matrices, codec, self.warm_starts, group, world_size, scratch, self._device)
-        power = AgreedPower(self.powers, names)
+        power = AgreedPower(self.powers, names, self._device)
         return Cast(slots, codec, power, group, rank, world_size, scratch, self._device)

@@ -106,9 +106,11 @@ def buckets_of(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> li
     return shapes
 
 
-def powers_of(state: Mapping[str, Any], nodes: Nodes) -> dict[str, int]:
+def powers_of(state: Mapping[str, Any], nodes: Nodes) -> dict[str, Tensor]:
     """Return the exponents that were agreed on; none on other nodes, where other ranks have to agree."""
-    return dict(state["powers"]) if [*map(tuple, state["nodes"])] == [*nodes] else {}
+    if [*map(tuple, state["nodes"])] != [*nodes]:
+        return {}
+    return {name: torch.tensor([power], dtype=torch.int32) for name, power in state["powers"].items()}
 
 
 def _device(parameters: Mapping[str, Tensor]) -> torch.device:

@@ -61,23 +61,24 @@ def check_scaled(name, x, layout, residual, num_scales):
         assert same_bits(means[0][1], means[1][1]), "owner's residual"
 
 
-def check_cast(x, layout, residual, world_size):
+def check_cast(name, x, layout, residual, world_size, exponent):
     results = []
-    for kernels in (cuda.TritonCastKernels(), ReferenceCastKernels()):
-        wire = torch.full((layout.numel,), torch.nan, dtype=torch.bfloat16)
+    for kernels in (cuda.TritonCastKernels(name), ReferenceCastKernels()):
+        power, largest = torch.tensor([exponent], dtype=torch.int32), torch.full((1,), torch.nan)
+        wire = torch.full((layout.numel,), torch.nan, dtype=torch.bfloat16 if name == "bf16" else torch.float16)
         new_residual = torch.full((layout.numel,), torch.nan)
-        kernels.encode(x, layout, residual, wire, new_residual, world_size)
+        kernels.encode(x, layout, residual, wire, new_residual, world_size, power, largest)
         out = torch.full_like(x, 5.0)
-        kernels.decode(wire, layout, out)
-        results.append((wire, new_residual, out))
-    for what, one, other in zip(("wire", "residual", "out"), *results, strict=True):
+        kernels.decode(wire, layout, out, power)
+        results.append((wire, new_residual, out, largest if name == "fp16" else torch.zeros(1)))
+    for what, one, other in zip(("wire", "residual", "out", "largest"), *results, strict=True):
         assert same_bits(one, other), what
 
 
 def check(name, x, layout, residual):
-    if name == "bf16":
-        for world_size in (1, 3):
-            check_cast(x, layout, residual, world_size)
+    if name in cuda.CASTS:
+        for world_size, exponent in ((1, 0), (3, 0)) if name == "bf16" else ((1, 0), (3, -9), (6, 100), (2, -115)):
+            check_cast(name, x, layout, residual, world_size, exponent)
     else:
         check_scaled(name, x, layout, residual, KEPT[x.numel() % len(KEPT)] if name == "topk" else 1)
 

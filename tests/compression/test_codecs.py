@@ -165,11 +165,12 @@ def test_cast_conserves_and_keeps_what_it_lost(dtype, name, exponent):
     codec, layout = CastCodec(name, CPU), layout_of(3000, 1024)
     x, old = torch.randn(3000).to(dtype), torch.randn(3000) * 1e-3
     new, wire, largest = old.clone(), torch.empty(3000, dtype=codec.dtype), torch.empty(1)
-    codec.encode(x, layout, new, wire, 3, exponent, largest)
+    power = torch.tensor([exponent], dtype=torch.int32)
+    codec.encode(x, layout, new, wire, 3, power, largest)
     assert torch.allclose(wire.double() * 3 / 2**exponent + new, x.double() + old, rtol=0, atol=1e-6)
     assert float(largest) == float((x.float() + old).abs().max())
     out = torch.full((3000,), torch.nan, dtype=dtype)
-    codec.decode(wire, layout, out, exponent)
+    codec.decode(wire, layout, out, power)
     assert torch.equal(out, (wire.float() / 2**exponent).to(dtype))
 
 
@@ -180,7 +181,7 @@ def test_largest_magnitude_ignores_what_is_not_sent_or_not_finite():
     x[2 * 1024 : 3 * 1024] = 0
     residual[2 * 1024] = 1e7
     wire, largest = torch.empty(4 * 1024, dtype=torch.float16), torch.empty(1)
-    codec.encode(x, layout, residual, wire, 1, 0, largest)
+    codec.encode(x, layout, residual, wire, 1, torch.zeros(1, dtype=torch.int32), largest)
     # What overflows the cast alone counts: that is how the next exponent learns of it.
     assert float(largest) == 9e4
     assert wire[5].isinf()

@@ -229,7 +229,7 @@ def test_compiled_cast_equals_reference_when_large(name):
 
 
 def _check_cast(x, layout, residual, world_size, name, exponent):
-    results = []
+    results, exponent = [], torch.tensor([exponent], dtype=torch.int32)
     for kernels in (dispatch.cast_kernels(name, CPU), ReferenceCastKernels()):
         wire = torch.full((layout.numel,), torch.nan, dtype=CastCodec(name, CPU).dtype)
         new_residual, largest = torch.full((layout.numel,), torch.nan), torch.full((1,), torch.nan)

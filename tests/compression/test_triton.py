@@ -19,7 +19,7 @@ from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-CODECS = ("bf16", *cuda.SCALED)
+CODECS = (*cuda.CASTS, *cuda.SCALED)
 ARCHITECTURES = (80, 90, 100)
 # What a kernel's argument is, by its name; whatever is not here is an integer.
 POINTERS = {
@@ -31,11 +31,13 @@ POINTERS = {
     "payload": "*u8",
     "payloads": "*u8",
     "wire": "*i16",
+    "exponent": "*i32",
+    "largest": "*i32",
 }
 FLOATS = ("weight", "world_size")
-# Where the main loop's loads are narrower than 128 bits: one is all that 128 bits written ask for. bf16 reads two
+# Where the main loop's loads are narrower than 128 bits: one is all that 128 bits written ask for. casts read two
 # bytes for every float32, onebit a word of signs for every 32, and topk a few numbers of 16 bits at any offset.
-NARROW_LOADS = {("bf16", "decode"): 64, ("onebit", "decode"): 32, ("topk", "decode"): 16}
+NARROW_LOADS = {("bf16", "decode"): 64, ("fp16", "decode"): 64, ("onebit", "decode"): 32, ("topk", "decode"): 16}
 MULTIPLES_OF_16 = ("shard_bytes", "scales_begin", "rank_stride", *POINTERS)
 
 
@@ -54,10 +56,10 @@ def test_kernels_equal_the_references_in_the_interpreter(name):
     assert outcome.stdout == "equal\n", outcome.stderr
 
 
-def compile_for(architecture, kernel, constants):
+def compile_for(architecture, kernel, constants, kinds):
     """Return the PTX that the launches of `cuda` would run."""
     taken = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    kinds = POINTERS | dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(taken, "constexpr")
+    kinds = POINTERS | kinds | dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(taken, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
     hints = {
         (index,): [["tt.divisibility", 16]]
@@ -106,13 +108,13 @@ def check_arithmetic(ptx):
 KERNELS = [
     (name, operation)
     for name in CODECS
-    for operation in (("encode", "decode") if name == "bf16" else ("encode", "decode", "reduce"))
+    for operation in (("encode", "decode") if name in cuda.CASTS else ("encode", "decode", "reduce"))
 ]
 
 
 def sizes_of(name):
     """Return (block, bf16 numbers a block) of the codec's defaults."""
-    if name == "bf16":
+    if name in cuda.CASTS:
         return cast.BLOCK, 1
     default = registry.facts(name).parameters[0].default
     return (topk.BLOCK, default) if name == "topk" else (default, 1)
@@ -120,7 +122,8 @@ def sizes_of(name):
 
 def compiled(name, operation, architecture, is_aligned):
     kernel, constants = cuda.kernel_of(name, operation, *sizes_of(name))
-    return compile_for(architecture, kernel, constants | {"IS_ALIGNED": is_aligned, "IS_ADDED": False})
+    kinds = {"wire": "*fp16"} if name == "fp16" else {}
+    return compile_for(architecture, kernel, constants | {"IS_ALIGNED": is_aligned, "IS_ADDED": False}, kinds)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

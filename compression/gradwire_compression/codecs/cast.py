@@ -35,8 +35,8 @@ class CastCodec:
         residual: Tensor,
         wire: Tensor,
         world_size: int,
-        exponent: int = 0,
-        largest: Tensor | None = None,
+        exponent: Tensor,
+        largest: Tensor,
     ) -> None:
         """Cast (x + residual) / W * 2**exponent; what rounding loses becomes the residual, in gradient units.
 
@@ -49,13 +49,12 @@ class CastCodec:
             residual: [layout.numel] float32 in compact order, updated in place.
             wire: [layout.numel] of the codec's dtype, overwritten.
             world_size: W; dividing before the sum keeps large gradients finite.
-            exponent: -115 to 100; 0 unless the codec is scaled.
-            largest: [1] float32, overwritten with the largest magnitude of x + residual in blocks that are sent and
-                finite, 0 if there are none.
+            exponent: [1] int32 on the device of `x`, -115 to 100; 0 unless the codec is scaled.
+            largest: [1] float32 there, overwritten with the largest magnitude of x + residual in blocks that are
+                sent and finite, 0 if there are none; meaningless unless the codec is scaled.
         """
-        noted = torch.empty(1) if largest is None else largest
-        self._kernels.encode(x, layout, residual, wire, residual, world_size, exponent, noted)
+        self._kernels.encode(x, layout, residual, wire, residual, world_size, exponent, largest)
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int = 0) -> None:
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements of `wire` times 2**-exponent to the layout's blocks of `out`."""
         self._kernels.decode(wire, layout, out, exponent)

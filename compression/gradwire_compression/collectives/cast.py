@@ -41,8 +41,8 @@ class Cast:
         self._rank, self._world_size = rank, world_size
         self._layout = Layout.build(slots, codec.block)
         # The largest magnitude sent, and how the elements of this step are scaled.
-        self._largest = torch.zeros(1)
-        self._exponent = 0
+        self._largest = zeros(1, device)
+        self._exponent = zeros(1, device, torch.int32)
         self._num_elements = self._layout.numel + (world_size if codec.is_scaled else 0)
         self._num_bytes = codec.wire_bytes(self._num_elements)
         self.wire_bytes = exact_wire_bytes(self._num_bytes, world_size)
@@ -62,7 +62,8 @@ class Cast:
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Cast and sum; the buffer is only read."""
         sent, received = self._buffers()
-        numel, self._exponent = self._layout.numel, self._power.exponent
+        numel = self._layout.numel
+        self._exponent.copy_(self._power.exponent)
         with trace.measure("encode"):
             self._codec.encode(
                 buffer, self._layout, self.worker, sent[:numel], self._world_size, self._exponent, self._largest
@@ -91,7 +92,9 @@ class Cast:
 
     def take_back(self, buffer: Tensor) -> None:
         """Bring back the residual from before this step."""
-        decoded = self._wires()[0].to(torch.float32) * (self._world_size * 2.0**-self._exponent)
+        # 2**-exponent, exact on every device.
+        unit = ((127 - self._exponent) << 23).view(torch.float32)
+        decoded = self._wires()[0].to(torch.float32) * (self._world_size * unit)
         residuals.restore(self.worker, self._layout, decoded, buffer)
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:

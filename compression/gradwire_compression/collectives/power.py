@@ -1,8 +1,8 @@
 """The power of two that keeps a bucket's float16 sums within range, agreed without an exchange of its own."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 # The largest magnitude is brought below 2**13, an eighth of what float16 holds.
@@ -11,6 +11,8 @@ _TARGET = 13
 _LOWEST, _HIGHEST = -115, 100
 # Codes are positive integers that float16 holds exactly, for exponents of every float32.
 _BIAS = 200
+# Stands for an exponent that is not known yet.
+_UNKNOWN = -1000
 
 
 class AgreedPower:
@@ -28,31 +30,40 @@ class AgreedPower:
     and the exchange after it knows the new magnitude.
     """
 
-    def __init__(self, held: dict[str, int], names: Sequence[str]) -> None:
+    def __init__(self, held: dict[str, Tensor], names: Sequence[str], device: torch.device) -> None:
         """Go on from the exponents in `held`, equal on all ranks, and keep them there.
 
         Args:
-            held: By parameter name; where the parameters of the bucket come from several, the smallest is safe.
+            held: [1] int32 by parameter name; where the parameters of the bucket come from several, the smallest is
+                safe.
             names: The parameters of the bucket.
+            device: Where it is exchanged; nothing here waits for it.
         """
-        self._held, self._names = held, names
-        known = [held[name] for name in names if name in held]
-        self.exponent = min(known, default=0)
-        self._is_known = bool(known)
+        known = known_powers({name: held[name] for name in names if name in held})
+        self._known = torch.full((1,), min(known.values(), default=_UNKNOWN), dtype=torch.int32, device=device)
+        # [1] int32: what the next exchange multiplies by, as a power of two.
+        self.exponent = _or_zero(self._known)
+        held.update(dict.fromkeys(names, self._known))
 
     def write(self, slots: Tensor, rank: int, largest: Tensor) -> None:
         """Fill this rank's [W] slots; `largest` is [1] float32, 0 if nothing is known."""
         slots.zero_()
-        magnitude = float(largest)
-        if magnitude > 0:
-            slots[rank] = math.frexp(magnitude)[1] + _BIAS
+        _, exponent = torch.frexp(largest)
+        slots[rank : rank + 1].copy_(torch.where(largest > 0, exponent + _BIAS, 0))
 
     def read(self, slots: Tensor) -> None:
         """Take the next exponent from the summed [W] slots."""
-        code = int(slots.max())
-        if code == 0:
-            return
-        wanted = min(max(_TARGET - (code - _BIAS), _LOWEST), _HIGHEST)
-        self.exponent = min(wanted, self.exponent + 1) if self._is_known else wanted
-        self._is_known = True
-        self._held.update(dict.fromkeys(self._names, self.exponent))
+        code = slots.max().to(torch.int32)
+        wanted = (_TARGET + _BIAS - code).clamp(_LOWEST, _HIGHEST)
+        taken = torch.where(self._known == _UNKNOWN, wanted, torch.minimum(wanted, self._known + 1))
+        self._known.copy_(torch.where(code == 0, self._known, taken))
+        self.exponent.copy_(_or_zero(self._known))
+
+
+def known_powers(held: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the exponents that are known; waits for the device that holds them."""
+    return {name: int(power) for name, power in held.items() if int(power) != _UNKNOWN}
+
+
+def _or_zero(known: Tensor) -> Tensor:
+    return torch.where(known == _UNKNOWN, 0, known)

@@ -91,7 +91,7 @@ class CpuCastKernels:
         wire: Tensor,
         new_residual: Tensor,
         world_size: int,
-        exponent: int,
+        exponent: Tensor,
         largest: Tensor,
     ) -> None:
         """Cast (x + residual) / W * 2**exponent into `wire`; see `CastCodec.encode`."""
@@ -104,17 +104,17 @@ class CpuCastKernels:
             _address(wire, wire.dtype, layout.numel),
             _DTYPES[wire.dtype],
             world_size,
-            exponent,
+            int(exponent),
             _address(largest, torch.float32, 1),
         )
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int) -> None:
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements of `wire` times 2**-exponent to their places in `out`."""
         self._decode(
             *_table(layout),
             _address(wire, wire.dtype, layout.numel),
             _DTYPES[wire.dtype],
-            exponent,
+            int(exponent),
             _address(out, out.dtype, 0),
             _DTYPES[out.dtype],
         )

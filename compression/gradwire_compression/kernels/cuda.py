@@ -75,11 +75,13 @@ def topk_constants(block: int, num_kept: int) -> Constants:
     }
 
 
-def cast_constants(block: int) -> Constants:
-    """Return what the kernels of the cast need for blocks of `block` elements."""
+def cast_constants(name: str, block: int) -> Constants:
+    """Return what the kernels of the cast `name` need for blocks of `block` elements."""
     columns = _power_of_two(block)
-    return {"ROWS": _rows(columns), "COLUMNS": columns}
+    return {"IS_SCALED": name == "fp16", "ROWS": _rows(columns), "COLUMNS": columns}
 
+
+CASTS = ("bf16", "fp16")
 
 # By codec the module of its kernels, and what they need for a block size and bf16 numbers a block.
 SCALED: dict[str, tuple[ModuleType, Callable[[int, int], Constants]]] = {
@@ -96,8 +98,8 @@ OPTIONS: Constants = {"num_warps": _NUM_WARPS, "enable_fp_fusion": False}
 
 def kernel_of(name: str, operation: str, block: int, num_scales: int = 1) -> tuple[Any, Constants]:
     """Return the kernel "encode", "decode" or "reduce" of a codec, and what to compile it for."""
-    if name == "bf16":
-        return getattr(cast, operation), cast_constants(block)
+    if name in CASTS:
+        return getattr(cast, operation), cast_constants(name, block)
     module, constants_for = SCALED[name]
     # 32 turns, of 4 elements a thread, are what fits into a thread's registers.
     is_large = module is onebit and operation == "encode" and block > 32 * NUM_LANES
@@ -138,20 +140,34 @@ class TritonKernels:
 
 
 class TritonCastKernels:
-    """Encode and decode of the bf16 cast."""
+    """Encode and decode of the cast `name`."""
+
+    def __init__(self, name: str) -> None:
+        assert name in CASTS
+        self._name = name
 
     def encode(
-        self, x: Tensor, layout: Layout, residual: Tensor, wire: Tensor, new_residual: Tensor, world_size: int
+        self,
+        x: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        wire: Tensor,
+        new_residual: Tensor,
+        world_size: int,
+        exponent: Tensor,
+        largest: Tensor,
     ) -> None:
-        """Cast (x + residual) / W into `wire`; see `CastCodec.encode`."""
-        table, (kernel, constants) = layout.table(x.device), kernel_of("bf16", "encode", layout.block)
-        rest = residual, new_residual, _numbers(wire), float(world_size)
+        """Cast (x + residual) / W * 2**exponent into `wire`; see `CastCodec.encode`."""
+        table, (kernel, constants) = layout.table(x.device), kernel_of(self._name, "encode", layout.block)
+        # The kernel raises it.
+        noted = largest.zero_().view(torch.int32)
+        rest = residual, new_residual, _numbers(wire), float(world_size), exponent, noted
         _launch(kernel, constants, table, _numbers(x), *_blocks(table), *rest)
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        """Write the elements of `wire` to their places in `out`."""
-        table, (kernel, constants) = layout.table(out.device), kernel_of("bf16", "decode", layout.block)
-        _launch(kernel, constants, table, _numbers(wire), *_blocks(table), _numbers(out))
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
+        """Write the elements of `wire` times 2**-exponent to their places in `out`."""
+        table, (kernel, constants) = layout.table(out.device), kernel_of(self._name, "decode", layout.block)
+        _launch(kernel, constants, table, _numbers(wire), *_blocks(table), _numbers(out), exponent)
 
 
 def _launch(kernel: Any, constants: Constants, table: Table, *arguments: object) -> None:

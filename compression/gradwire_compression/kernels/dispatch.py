@@ -66,12 +66,12 @@ class CastKernels(Protocol):
         wire: Tensor,
         new_residual: Tensor,
         world_size: int,
-        exponent: int,
+        exponent: Tensor,
         largest: Tensor,
     ) -> None:
         """Cast (x + residual) / W * 2**exponent."""
 
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: int) -> None:
+    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements back."""
 
 
