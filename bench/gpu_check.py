@@ -24,7 +24,10 @@ from torch.distributed import ProcessGroup
 
 from bench.runner import Result, Row, Target, main
 
-SCALED = ("int8", "onebit")
+SCALED = ("int8", "fp8", "int4", "onebit", "topk")
+CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Powers of two that elements are multiplied by.
+EXPONENTS = {"bf16": 0, "fp16": 3}
 CPU = torch.device("cpu")
 SIZES = (1, 255, 4097, 1_000_003)
 # 256 MiB of float32: far more than any cache holds.
@@ -39,7 +42,7 @@ def layout_of(num_elements: int, block: int, offset: int = 0) -> Layout:
 
 def block_of(name: str) -> int:
     """Return the codec's default block."""
-    return cast.BLOCK if name == "bf16" else int(registry.facts(name).parameters[0].default)
+    return cast.BLOCK if name in CASTS else int(registry.facts(name).parameters[0].default)
 
 
 def payload_for(name: str, layout: Layout, device: torch.device) -> Tensor:
@@ -69,18 +72,21 @@ def check_scaled(name: str, kernels: Any, num_elements: int, offset: int, device
     compare(name, num_elements, ("payload", "residual", "decoded", "mean", "owner's residual"), results)
 
 
-def check_cast(kernels: Any, num_elements: int, offset: int, device: torch.device) -> None:
-    """Encode and decode the cast on `device` and with the reference on CPU; raises as `check_scaled` does."""
+def check_cast(name: str, kernels: Any, num_elements: int, offset: int, device: torch.device) -> None:
+    """Encode and decode a cast on `device` and with the reference on CPU; raises as `check_scaled` does."""
     layout = layout_of(num_elements, cast.BLOCK, offset)
     x, residual = torch.randn(num_elements + offset), torch.randn(num_elements) * 0.01
     results = []
     for side, place in ((ReferenceCastKernels(), CPU), (kernels, device)):
-        wire, new = torch.empty(num_elements, dtype=torch.bfloat16, device=place), residual.to(place, copy=True)
-        out = torch.zeros(num_elements + offset, device=place)
-        side.encode(x.to(place), layout, new, wire, new, NUM_RANKS)
-        side.decode(wire, layout, out)
-        results.append((wire.view(torch.int16), new, out))
-    compare("bf16", num_elements, ("wire", "residual", "decoded"), results)
+        wire, new = torch.empty(num_elements, dtype=CASTS[name], device=place), residual.to(place, copy=True)
+        out, largest = torch.zeros(num_elements + offset, device=place), torch.empty(1, device=place)
+        exponent = torch.tensor([EXPONENTS[name]], dtype=torch.int32, device=place)
+        side.encode(x.to(place), layout, new, wire, new, NUM_RANKS, exponent, largest)
+        side.decode(wire, layout, out, exponent)
+        # Only fp16 has to know it.
+        noted = largest if name == "fp16" else torch.zeros(1)
+        results.append((wire.view(torch.int16), new, out, noted))
+    compare(name, num_elements, ("wire", "residual", "decoded", "largest magnitude"), results)
 
 
 def compare(name: str, size: int, parts: tuple[str, ...], results: Sequence[tuple[Tensor, ...]]) -> None:
@@ -97,12 +103,13 @@ def check_all(device: torch.device, sizes: tuple[int, ...] = SIZES) -> None:
     torch.manual_seed(0)
     for size in sizes:
         for offset in (0, 3):
-            check_cast(cuda.TritonCastKernels(), size, offset, device)
+            for name in CASTS:
+                check_cast(name, cuda.TritonCastKernels(name), size, offset, device)
             for name in SCALED:
                 check_scaled(name, cuda.TritonKernels(name), size, offset, device)
 
 
-def check_exchange(name: str, group: ProcessGroup, device: torch.device, num_elements: int = 100_003) -> None:
+def check_exchange(name: str, group: ProcessGroup, device: torch.device, num_elements: int) -> None:
     """Average over the group in two phases, with the kernels and with the references; raises if a bit differs."""
     from gradwire_compression.kernels import cuda
 
@@ -133,13 +140,13 @@ def check_exchange(name: str, group: ProcessGroup, device: torch.device, num_ele
 
 def exchange_on_rank(rank: int, world_size: int, store: str, backend: str) -> None:
     """Run `check_exchange` for every codec as one rank of `world_size`."""
-    device = torch.device("cuda", rank) if backend == "nccl" else CPU
+    device, num_elements = (torch.device("cuda", rank), 100_003) if backend == "nccl" else (CPU, 5_003)
     if backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     assert dist.group.WORLD is not None
     for name in SCALED:
-        check_exchange(name, dist.group.WORLD, device)
+        check_exchange(name, dist.group.WORLD, device, num_elements)
     dist.destroy_process_group()
 
 

@@ -167,8 +167,9 @@ class Hierarchical:
         return found
 
     def rescale(self, factor: float) -> None:
-        """Multiply the residuals of the average across."""
-        self.outer.rescale(factor)
+        """Multiply the residuals of the averages across."""
+        for stage in self._stages:
+            stage.outer.rescale(factor)
 
     def owed(self) -> Tensor:
         """Return a new [n] float32: L times what this rank holds of its shard, and nothing elsewhere."""
