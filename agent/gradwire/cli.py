@@ -1,7 +1,7 @@
-"""The `gradwire` command: look at runs, change compression, roll back with or without a server, deliver leftovers.
+"""The `gradwire` command: look at runs, change compression, roll back, deliver leftovers, attach to a script.
 
 Exit status: 0 when what was asked for is so, 1 when it is not (refused, no answer in time, data left), 2 when it
-could not be asked (usage, setting, no server).
+could not be asked (usage, setting, no server). `gradwire run` ends as its script ends.
 """
 
 import argparse
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status; every error is a sentence on stderr, never a traceback."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    if command is _run:
+        # What the script raises is the script's, and ends the process as it would without us.
+        return command(options)
     try:
         return command(options)
     except AnswerError as error:
@@ -50,6 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, `head` for example, has seen enough; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_DONE
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if not command or command == ["-m"]:
+        _complain("run needs a script or -m and a module: gradwire run -- train.py --epochs 3")
+        return NOT_ASKED
+    # The other commands start without torch.
+    from gradwire.launch import run_script
+
+    run_script(command)
+    return DONE
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -211,6 +226,12 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument(
         "--timeout", type=float, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="default: %(default)g"
     )
+
+    run = commands.add_parser("run", help="run a training script with every DDP model attached")
+    run.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="-- SCRIPT", help="or -m MODULE, and its arguments"
+    )
+    run.set_defaults(command=_run)
 
     status = commands.add_parser("status", parents=[server], help="list runs, or show one")
     status.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")

@@ -93,7 +93,7 @@ def test_agent_understands_the_commands_of_documents(document: Path) -> None:
 
 def test_quickstart_of_the_readme_is_the_example() -> None:
     (code,) = blocks_of(Path("README.md"), "python")
-    assert code == (ROOT / "examples" / "plain_ddp.py").read_text()
+    assert code == (ROOT / "examples" / "quickstart.py").read_text()
     assert len([line for line in code.splitlines() if line]) <= 22
 
 
