@@ -20,7 +20,8 @@ def text_of(document: Path) -> str:
 
 
 def blocks_of(document: Path, language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text_of(document), re.MULTILINE | re.DOTALL)
+    return [code for kind, code in blocks if kind == language]
 
 
 def commands_of(document: Path) -> list[str]:
