@@ -15,6 +15,7 @@ from gradwire_compression import seal
 from gradwire_protocol.identity import validate_name
 from gradwire_protocol.records import AttemptEnded, Points
 
+from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership
 from gradwire.outlet import Outlet
@@ -49,6 +50,7 @@ class Session:
         steering: Steering,
         losses: Losses,
         outlet: Outlet,
+        left_out: LeftOut,
         hooks: list[Any],
     ) -> None:
         self._model = model
@@ -58,6 +60,7 @@ class Session:
         self._steering = steering
         self._losses = losses
         self._outlet = outlet
+        self._left_out = left_out
         self._hooks = hooks
         self._pid = os.getpid()
         self._step_started_at = time.time()
@@ -110,8 +113,16 @@ class Session:
             )
             self._step_started_at = time.time()
             self._recorder.add(trace)
+            self._warn_of_left_out()
             steering.step += 1
             steering.agent_seconds = time.perf_counter() - began
+
+    def _warn_of_left_out(self) -> None:
+        problem = self._left_out.look(self._steering.step)
+        # All ranks unfreeze alike; one of them says so.
+        if problem and self._membership.rank == 0:
+            log.warning("gradwire: %s", problem)
+            self._steering.tell("unfrozen", problem, level="error")
 
     def evaluate(self, **metrics: float) -> None:
         """Report evaluation metrics of the last finished step; rank 0's values count, others' are ignored."""

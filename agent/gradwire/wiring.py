@@ -13,6 +13,7 @@ from gradwire.control import Control
 from gradwire.errors import AttachError
 from gradwire.facts import attempt_started, plan_of
 from gradwire.groups import open_side_group
+from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership, join
 from gradwire.outlet import Outlet
@@ -85,6 +86,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         steering=steering,
         losses=losses,
         outlet=outlet,
+        left_out=LeftOut(model.module),
         hooks=install(phases, model, optimizer),
     )
 

@@ -152,7 +152,8 @@ class Event(Struct, kw_only=True, tag="event"):
 
     at: float
     step: int
-    # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "note"
+    # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "redistributed",
+    # "unfrozen", "note"
     kind: str
     message: str
     rank: int | None = None

@@ -164,9 +164,11 @@ class Steering:
             switched.is_rollback = plan.codec == "none"
             self._on_result(switched, self._member.rank == 0)
 
-    def tell(self, kind: str, message: str) -> None:
+    def tell(self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Report something that happened to this rank."""
-        self._event(kind, message)
+        self._on_event(
+            Event(at=time.time(), step=self.step, kind=kind, message=message, rank=self._member.rank, level=level)
+        )
 
     # Observer of the exchange.
 
@@ -207,7 +209,7 @@ class Steering:
     def nonfinite(self, parameters: tuple[str, ...]) -> None:
         """Report that this rank's own gradient is not finite."""
         names = ", ".join(parameters[:5]) + (f" and {len(parameters) - 5} more" if len(parameters) > 5 else "")
-        self._event(
+        self.tell(
             "nonfinite", f"the gradient of {names} is not finite on rank {self._member.rank}", level="warning"
         )
 
@@ -217,7 +219,7 @@ class Steering:
 
     def flushed(self, num_steps: int, norm: float) -> None:
         """Report that the carried-over error was paid back."""
-        self._event("flushed", f"carried-over error of norm {norm:.4g} was added over {num_steps} steps")
+        self.tell("flushed", f"carried-over error of norm {norm:.4g} was added over {num_steps} steps")
 
     # Inside begin_sync.
 
@@ -309,7 +311,7 @@ class Steering:
         log.warning("gradwire: measured, no longer steered: %s", reason)
         self._pulse = None
         self._recorder.stop_comparing(reason)
-        self._event("unsteered", reason[:500], level="error")
+        self.tell("unsteered", reason[:500], level="error")
 
     def _facts(self) -> Facts:
         exchange, previous = self._exchange(), self._previous_sync
@@ -358,11 +360,6 @@ class Steering:
     def _refused(self, directive: Directive, refusals: tuple[Refusal, ...]) -> Refused:
         return Refused(
             at=time.time(), step=self.step, epoch=self.epoch, revision=directive.revision, refusals=refusals
-        )
-
-    def _event(self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        self._on_event(
-            Event(at=time.time(), step=self.step, kind=kind, message=message, rank=self._member.rank, level=level)
         )
 
     def _on_breach(self, reason: str) -> None:
