@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gradwire.attachment import attach
     from gradwire.session import Session
-    from gradwire.states import load_state, save_state
+    from gradwire.states import checkpoint_entry, load_state, save_state
 
 __all__ = [
     "AttachError",
@@ -24,6 +24,7 @@ __all__ = [
     "Session",
     "SettingError",
     "attach",
+    "checkpoint_entry",
     "load_state",
     "save_state",
 ]
@@ -33,6 +34,7 @@ _LAZY = {
     "PlanMismatchError": "gradwire_compression",
     "Session": "gradwire.session",
     "attach": "gradwire.attachment",
+    "checkpoint_entry": "gradwire.states",
     "load_state": "gradwire.states",
     "save_state": "gradwire.states",
 }

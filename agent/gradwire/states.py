@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradwire_compression
 import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
 
 
 def save_state(state: Mapping[str, Any], folder: str | Path) -> Path:
@@ -20,21 +24,31 @@ def save_state(state: Mapping[str, Any], folder: str | Path) -> Path:
     return gradwire_compression.save_state(state, folder)
 
 
+def checkpoint_entry(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return this rank's `session.state_dict()` as an entry for `torch.distributed.checkpoint.save`.
+
+    Raises:
+        gradwire_compression.StateError: This is no state, or it was changed.
+    """
+    return gradwire_compression.checkpoint_entry(state)
+
+
 def load_state(
-    folder: str | Path, *, name: str = "model", group: dist.ProcessGroup | None = None
+    source: "str | Path | StorageReader", *, name: str = "model", group: dist.ProcessGroup | None = None
 ) -> dict[str, Any] | None:
     """Read this rank's state for `attach(state=...)`; None, with a warning, if nothing was saved there.
 
     What another number of ranks saved is dealt out to the ranks there are now.
 
     Args:
-        folder: Where `save_state` wrote.
+        source: Folder in which `save_state` wrote, or a checkpoint of `torch.distributed.checkpoint` that holds
+            each rank's `checkpoint_entry`: its folder or a reader.
         name: Under which the model is attached.
         group: The model's own group; None for the default one.
 
     Raises:
-        gradwire_compression.StateError: A file is damaged, missing, or of another step than the others; the text
+        gradwire_compression.StateError: A state is damaged, missing, or of another step than the others; the text
             names it and says why.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    return gradwire_compression.load_state(folder, rank=rank, world_size=world_size, model=name)
+    return gradwire_compression.load_state(source, rank=rank, world_size=world_size, model=name)

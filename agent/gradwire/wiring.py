@@ -76,8 +76,6 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         unsteered_reason=unsteered_reason,
     )
     _open(outlet, settings, membership, steering, started)
-    if settings.state is not None and (note := settings.state.get("note")):
-        steering.tell("redistributed", str(note))
     return Session(
         model=settings.model,
         membership=membership,
@@ -108,6 +106,8 @@ def _open(
         on_rollback=steering.request_rollback,
     )
     outlet.open(reporter, _control(settings, membership, steering) if steering.is_steered else None)
+    if settings.state is not None and (note := settings.state.get("note")):
+        steering.tell("redistributed", str(note))
 
 
 def _trainable(model: DistributedDataParallel) -> NamedParameters:

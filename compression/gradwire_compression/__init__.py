@@ -16,6 +16,7 @@ from gradwire_compression.observer import BucketTiming, Observer, Silence
 from gradwire_compression.plan import Decision, Plan, optimizer_class_name
 from gradwire_compression.prepared import Prepared, SwitchReport
 from gradwire_compression.state import redistribute, seal
+from gradwire_compression.state_bytes import checkpoint_entry
 from gradwire_compression.state_files import load_state, save_state
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Silence",
     "StateError",
     "SwitchReport",
+    "checkpoint_entry",
     "ddp",
     "load_state",
     "notes",

@@ -3,22 +3,22 @@
 import logging
 import os
 import re
-import zlib
-from collections.abc import Mapping
-from io import BytesIO
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from gradwire_compression.errors import StateError
-from gradwire_compression.state import State, redistribute, verify
+from gradwire_compression.state import State, redistribute
+from gradwire_compression.state_bytes import from_bytes, model_of, name_for, name_of, pattern_for, to_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
 
 _log = logging.getLogger(__name__)
 
-# What a file ends with: a mark and the CRC-32 of everything before. `torch.load` reads the file as it is.
-_MARK = b"gradwire"
-_TAIL_BYTES = len(_MARK) + 4
+# How to read each rank's state, by world size and rank.
+_Found = dict[int, dict[int, Callable[[], State]]]
 
 
 def save_state(state: Mapping[str, Any], folder: str | Path) -> Path:
@@ -38,98 +38,95 @@ def save_state(state: Mapping[str, Any], folder: str | Path) -> Path:
         StateError: This is no state, or it was changed.
         OSError: The file cannot be written; the one from before is untouched.
     """
-    verify(state)
+    content = to_bytes(state)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    buffer = BytesIO()
-    torch.save(dict(state), buffer)
-    content = buffer.getbuffer()
-    path = folder / _name(_model_of(state), state["rank"], state["world_size"])
+    path = folder / f"{name_of(state)}.pt"
     unfinished = folder / f".{path.name}.unfinished"
     with unfinished.open("wb") as file:
         file.write(content)
-        file.write(_MARK + zlib.crc32(content).to_bytes(4, "big"))
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
     _sync_folder(folder)
-    for world_size, paths in _files(folder, _model_of(state)).items():
+    for world_size, paths in _files(folder, model_of(state)).items():
         if world_size != state["world_size"]:
             for other in paths.values():
                 other.unlink(missing_ok=True)
     return path
 
 
-def load_state(folder: str | Path, *, rank: int, world_size: int, model: str = "model") -> State | None:
-    """Read the state of `rank` from `folder`; None, with a warning, if nothing was saved there.
+def load_state(
+    source: "str | Path | StorageReader", *, rank: int, world_size: int, model: str = "model"
+) -> State | None:
+    """Read the state of `rank`; None, with a warning, if nothing was saved there.
 
-    Files of another number of ranks are all read, and what is owed is dealt out to the ranks there are now.
+    States of another number of ranks are all read, and what is owed is dealt out to the ranks there are now.
 
     Args:
-        folder: Where `save_state` wrote.
+        source: Folder in which `save_state` wrote, or a checkpoint of `torch.distributed.checkpoint` with entries
+            that `checkpoint_entry` made: its folder or a reader.
         rank: Of this process in the model's group.
         world_size: Of that group.
         model: Name under which the model was attached.
 
     Raises:
-        StateError: A file is damaged, missing, or of another step than the others; the text names it and says why.
+        StateError: A state is damaged, missing, or of another step than the others; the text names it and says why.
     """
-    folder = Path(folder)
-    found = _files(folder, model)
+    where, found = _find(source, model)
     if not found:
-        _log.warning("no state of %s in %s: the residual starts at zero", model, folder)
+        _log.warning("no state of %s in %s: the residual starts at zero", model, where)
         return None
     if len(found) > 1:
         sizes = " and of ".join(str(size) for size in sorted(found))
         raise StateError(
-            f"{folder} holds states of {sizes} ranks; remove those that do not belong to this checkpoint"
+            f"{where} holds states of {sizes} ranks; remove those that do not belong to this checkpoint"
         )
-    saved_size, paths = next(iter(found.items()))
+    saved_size, states = next(iter(found.items()))
     for old in range(saved_size):
-        if old not in paths:
-            raise StateError(f"{folder / _name(model, old, saved_size)} is missing, and the other ranks' are there")
+        if old not in states:
+            name = name_for(model, old, saved_size)
+            raise StateError(f"the state {name} is missing in {where}, and the other ranks' are there")
     if saved_size == world_size:
-        return _read(paths[rank])
+        return states[rank]()
     try:
-        return redistribute([_read(paths[old]) for old in range(saved_size)], rank, world_size)
+        return redistribute([states[old]() for old in range(saved_size)], rank, world_size)
     except StateError as error:
-        raise StateError(f"{folder}: {error}") from error
+        raise StateError(f"{where}: {error}") from error
+
+
+def _find(source: "str | Path | StorageReader", model: str) -> tuple[str, _Found]:
+    if not isinstance(source, str | Path):
+        return "the checkpoint", _entries(source, model)
+    folder = Path(source)
+    found: _Found = {
+        world_size: {rank: partial(_read, path) for rank, path in paths.items()}
+        for world_size, paths in _files(folder, model).items()
+    }
+    if not found and (folder / ".metadata").exists():
+        found = _entries(folder, model)
+    return str(folder), found
+
+
+def _entries(source: "Path | StorageReader", model: str) -> _Found:
+    # Half a second that only those pay who keep states in such checkpoints.
+    from gradwire_compression.state_checkpoints import find_entries
+
+    return find_entries(source, model)
 
 
 def _read(path: Path) -> State:
-    """Return the state in a file, checked before anything in it is unpacked."""
-    content = path.read_bytes()
-    body, tail = content[:-_TAIL_BYTES], content[-_TAIL_BYTES:]
-    if not tail.startswith(_MARK) or len(tail) < _TAIL_BYTES:
-        raise StateError(f"{path} is not whole: {len(content)} bytes without the mark that ends a state")
-    if zlib.crc32(body) != int.from_bytes(tail[len(_MARK) :], "big"):
-        raise StateError(f"{path} is damaged: its content does not match its checksum")
-    state: State = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
-    try:
-        verify(state)
-    except StateError as error:
-        raise StateError(f"{path}: {error}") from error
-    return state
-
-
-def _name(model: str, rank: int, world_size: int) -> str:
-    # Names of models are the user's; a path must not be.
-    safe = re.sub(r"[^A-Za-z0-9_-]", lambda match: f"%{ord(match.group()):x}%", model)
-    return f"gradwire-{safe}-rank{rank}of{world_size}.pt"
+    return from_bytes(path.read_bytes(), str(path))
 
 
 def _files(folder: Path, model: str) -> dict[int, dict[int, Path]]:
     """Return the files by world size and rank."""
-    pattern = re.compile(re.escape(_name(model, 0, 0)).replace("rank0of0", r"rank(\d+)of(\d+)"))
+    pattern = re.compile(pattern_for(model) + r"\.pt")
     found: dict[int, dict[int, Path]] = {}
     for path in folder.glob("gradwire-*.pt"):
         if match := pattern.fullmatch(path.name):
             found.setdefault(int(match[2]), {})[int(match[1])] = path
     return found
-
-
-def _model_of(state: Mapping[str, Any]) -> str:
-    return str(state.get("model", "model"))
 
 
 def _sync_folder(folder: Path) -> None:

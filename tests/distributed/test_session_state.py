@@ -1,15 +1,18 @@
 """A session that goes on after a restart: the same run, the same plan, the same bits."""
 
 import logging
+import re
 from typing import Any
 
 import gradwire
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from distributed.ranks import run_ranks
 from distributed.training import attach, batch, flat, make_model, pulse_with_every_exchange, train_step
 from gradwire_compression import Plan, StateError
 from gradwire_protocol.records import Event, Result
+from torch.distributed.checkpoint import FileSystemReader
 
 pytestmark = pytest.mark.distributed
 
@@ -140,6 +143,59 @@ def test_c37_missing_state_is_a_warning(tmp_path):
     for is_none, text in run_ranks(2, _begin, str(tmp_path)):
         assert is_none
         assert "the residual starts at zero" in text
+
+
+def _train_in_checkpoint(rank: int, world_size: int, folder: str, first: int, last: int) -> dict[str, Any]:
+    """As `_train`, with the state beside the weights in one checkpoint of torch."""
+    ddp, optimizer = make_model()
+    model = ddp.module.state_dict()
+    state = None
+    if first > 1:
+        dcp.load({"model": model}, checkpoint_id=folder)
+        ddp.module.load_state_dict(model)
+        state = gradwire.load_state(folder)
+    session = attach(ddp, optimizer, f"{folder}.spool", plan=PLAN if state is None else None, state=state)
+    for step in range(first, last + 1):
+        session.step(loss=train_step(ddp, optimizer, batch(rank, step)))
+    entry = gradwire.checkpoint_entry(session.state_dict())
+    dcp.save({"model": ddp.module.state_dict(), "extra": {"gradwire": entry}}, checkpoint_id=folder)
+    owed = session._steering.exchange.owed()
+    session.close()
+    return {"weights": flat(ddp), "owed": owed}
+
+
+def test_state_goes_through_checkpoints_of_torch(tmp_path):
+    whole = run_ranks(2, _train_in_checkpoint, str(tmp_path / "whole"), 1, 12)
+    run_ranks(2, _train_in_checkpoint, str(tmp_path / "parts"), 1, 6)
+    resumed = run_ranks(2, _train_in_checkpoint, str(tmp_path / "parts"), 7, 12)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one["weights"], other["weights"])
+    # What one rank owes is not taken for what the other owes.
+    assert not torch.equal(*(result["owed"]["0.weight"] for result in resumed))
+
+
+def _read_checkpoint(rank: int, world_size: int, folder: str) -> dict[str, Any] | str:
+    try:
+        state = gradwire.load_state(FileSystemReader(folder))
+    except StateError as error:
+        return str(error)
+    assert state is not None
+    return state
+
+
+def test_state_in_a_checkpoint_is_dealt_out_and_refused_as_in_a_file(tmp_path):
+    folder = tmp_path / "parts"
+    run_ranks(2, _train_in_checkpoint, str(folder), 1, 6)
+    for state in run_ranks(3, _read_checkpoint, str(folder)):
+        assert state["note"] == "error feedback of 2 ranks was dealt out to 3"
+    for path in folder.glob("*.distcp"):
+        content = bytearray(path.read_bytes())
+        for place in range(0, len(content), 997):
+            content[place] ^= 0x10
+        path.write_bytes(content)
+    for rank, text in enumerate(run_ranks(2, _read_checkpoint, str(folder))):
+        assert re.search(rf"gradwire-model-rank{rank}of2 (is|cannot)", text)
+    assert "the residual starts at zero" not in text
 
 
 def test_plan_of_a_state_is_a_plan_of_ours():
