@@ -14,10 +14,11 @@ from torch.futures import Future
 from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, one_for_each_dtype
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
-from gradwire_compression.collectives.lane import Lane
+from gradwire_compression.collectives.lane import Lane, lane_for
 from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
 from gradwire_compression.collectives.power import known_powers
 from gradwire_compression.errors import CompressionError, PlanError
+from gradwire_compression.findings import Findings
 from gradwire_compression.flush import Flush, mean_over_ranks
 from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
@@ -75,6 +76,7 @@ class Exchange:
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         if not self._parameters:
             raise CompressionError("no parameter of the model requires a gradient, so there is nothing to average")
+        self._device = next(iter(self._parameters.values())).device
         self._book = BucketBook({id(parameter): name for name, parameter in self._parameters.items()})
         self._group = group
         self.world_size = dist.get_world_size(group)
@@ -90,6 +92,7 @@ class Exchange:
         node_groups = None if reason else open_groups(self._nodes, group)
         self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size, node_groups, reason)
         self._lane: Lane | None = None
+        self._findings = Findings(self._observer)
         self._is_closed, self._num_syncs = False, 0
         self._flush: Flush | None = None
         self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
@@ -124,10 +127,11 @@ class Exchange:
         check_optimizer(plan, self._optimizer_class)
         if self._is_closed and plan.codec != "none":
             raise PlanError(f"{plan.codec} is not possible any more: the exchange is closed; use none")
-        device = next(iter(self._parameters.values())).device
-        prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, device)
+        prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, self._device)
         if plan.codec != "none" and self._ranks.group is not None and self._lane is None:
-            self._lane = Lane()
+            self._lane = lane_for(self._device)
+        if self._lane is not None:
+            self._lane.follow()
         return prepared
 
     def switch(self, prepared: Prepared, *, residuals: Literal["carry", "drop"]) -> SwitchReport:
@@ -243,6 +247,7 @@ class Exchange:
         if self._lane is not None:
             self._lane.close()
             self._lane = None
+        self._findings.tell(waits=True)
         # A group made here stays until the process group ends: torch would give the next one the same name in the
         # store, and its ranks would connect to addresses of the dead one.
         self._ranks = replace(self._ranks, group=None)
@@ -333,10 +338,7 @@ class Exchange:
             trace = Trace(self._clock)
             outcome = bucket.average(buffer, flush, trace)
             done = self._clock()
-            if outcome.nonfinite:
-                self._observer.nonfinite(outcome.nonfinite)
-            if not outcome.is_finite:
-                self._observer.result_nonfinite()
+            self._findings.add(outcome)
             self._observer.bucket_done(
                 replace(
                     timing,
@@ -390,11 +392,13 @@ class Exchange:
         return Flush(owed, self._agree)
 
     def _agree(self, value: float) -> float:
-        return mean_over_ranks(value, self._total, self.world_size if self._ranks.group is not None else 1)
+        world_size = self.world_size if self._ranks.group is not None else 1
+        return mean_over_ranks(value, self._total, world_size, self._device)
 
     def _drain(self) -> None:
         if self._lane is not None:
             self._lane.drain()
+        self._findings.tell()
 
     def _weigh(self, plan: Plan) -> Prepared:
         shapes = self._book.shapes or one_for_each_dtype(self._parameters)

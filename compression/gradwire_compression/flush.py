@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire_compression import residuals
 from gradwire_compression.buckets import Slot
-from gradwire_compression.finite import is_finite
+from gradwire_compression.finite import finite_flag
 
 
 class Flush:
@@ -31,9 +31,10 @@ class Flush:
         self._agreed_norm: float | None = None
         # Steps left, this one included; None while the gradient is being measured.
         self._num_left: int | None = None
-        # Written by the threads that finish buckets; appending needs no lock.
-        self._squares: list[float] = []
-        self._failures: list[int] = []
+        # Written by the threads that finish buckets; appending needs no lock. They stay where the buckets are, and
+        # are read when the next step begins.
+        self._norms: list[Tensor] = []
+        self._are_finite: list[Tensor] = []
 
     def begin_step(self) -> None:
         """Decide what this step adds; every bucket of the step before is averaged."""
@@ -41,13 +42,13 @@ class Flush:
             self._agreed_norm = self._agree(self.norm)
             self.is_done = self._agreed_norm == 0
         elif self._num_left is None:
-            self._num_left = self._steps_for(math.sqrt(sum(self._squares)), self._agreed_norm)
+            self._num_left = self._steps_for(residuals.norm(self._norms), self._agreed_norm)
         elif self._num_left > 1:
             self._num_left -= 1
         else:
-            self.is_done = not self._failures
-        self._squares.clear()
-        self._failures.clear()
+            self.is_done = all(self._are_finite)
+        self._norms.clear()
+        self._are_finite.clear()
         self.num_steps += not self.is_done
 
     def rescale(self, factor: float) -> None:
@@ -73,12 +74,13 @@ class Flush:
         """Take off what was added, `flat` being the averaged result; on any thread."""
         owed = [(slot.of(flat), self.owed[slot.name]) for slot in slots if slot.name in self.owed]
         if self._num_left is None:
-            self._squares.append(residuals.norm(part for part, _ in owed) ** 2)
-        elif all(is_finite(part) for part, _ in owed):
-            for _, residual in owed:
-                residual.mul_(1 - 1 / self._num_left)
-        else:
-            self._failures.append(1)
+            self._norms += [torch.linalg.vector_norm(part, dtype=torch.float64) for part, _ in owed]
+            return
+        are_finite = torch.stack([finite_flag(part) for part, _ in owed]).all()
+        kept = torch.where(are_finite, 1 - 1 / self._num_left, 1.0)
+        for _, residual in owed:
+            residual.mul_(kept)
+        self._are_finite.append(are_finite)
 
     @staticmethod
     def _steps_for(gradient_norm: float, residual_norm: float) -> int | None:
@@ -88,8 +90,10 @@ class Flush:
         return max(1, math.ceil(residual_norm / gradient_norm))
 
 
-def mean_over_ranks(value: float, total: Callable[[Tensor], object], world_size: int) -> float:
-    """Return the mean of `value`, `total` being a blocking sum over ranks in place."""
-    box = torch.tensor([value], dtype=torch.float64)
+def mean_over_ranks(
+    value: float, total: Callable[[Tensor], object], world_size: int, device: torch.device
+) -> float:
+    """Return the mean of `value`, `total` being a blocking sum over ranks of a tensor on `device` in place."""
+    box = torch.tensor([value], dtype=torch.float64, device=device)
     total(box)
     return float(box) / world_size

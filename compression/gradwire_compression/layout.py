@@ -68,9 +68,14 @@ class Layout:
         start = self.start + int(self.lengths[:first].sum())
         return Layout(offsets, lengths, self.block, start, int(taken.sum()))
 
+    def deal(self, first: int, num_blocks: int, num_shards: int) -> "Shards":
+        """Return shards of `num_blocks` blocks each, one after the other from block `first` on."""
+        each = [self.shard(first + index * num_blocks, num_blocks) for index in range(num_shards)]
+        return Shards(self.shard(first, num_shards * num_blocks), tuple(each))
+
     def compact(self) -> "Layout":
         """Return the same blocks as they lie in a compact vector of their own."""
-        return Layout(self.lengths.cumsum(0) - self.lengths, self.lengths, self.block, 0, self.numel)
+        return self._compact
 
     def table(self, device: torch.device) -> Table:
         """Return the blocks as one table on `device`; made by the first call, which copies, and kept."""
@@ -83,5 +88,21 @@ class Layout:
         return self._tables[device]
 
     @cached_property
+    def _compact(self) -> "Layout":
+        return Layout(self.lengths.cumsum(0) - self.lengths, self.lengths, self.block, 0, self.numel)
+
+    @cached_property
     def _tables(self) -> dict[torch.device, Table]:
         return {}
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A range of blocks as a whole, and dealt out to ranks in equal numbers."""
+
+    whole: Layout
+    each: tuple[Layout, ...]
+
+    def of(self, residual: Tensor) -> Tensor:
+        """Return the range's part of a vector in the compact order of the whole bucket."""
+        return residual[self.whole.start : self.whole.start + self.whole.numel]

@@ -10,7 +10,7 @@ from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot, pack
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
-from gradwire_compression.finite import is_finite
+from gradwire_compression.finite import ends_of, finite_flag, nonfinite_tensors
 from gradwire_compression.flush import Flush
 from gradwire_compression.scratch import Scratch
 from gradwire_compression.trace import Trace
@@ -18,12 +18,14 @@ from gradwire_compression.trace import Trace
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of averaging one bucket."""
+    """What came out of averaging one bucket; flags are where the bucket is."""
 
-    # Parameters in which this rank's own gradient was not finite.
-    nonfinite: tuple[str, ...]
-    # Whether the averaged bucket is finite; the same on every rank.
-    is_finite: bool
+    # [] bool: whether the averaged bucket is finite; the same on every rank.
+    is_clean: Tensor
+    # [parameters] bool: in which of them this rank's own gradient was not finite.
+    is_bad: Tensor
+    # In the order of `is_bad`.
+    parameters: tuple[str, ...]
     wire_bytes: int
 
 
@@ -45,6 +47,8 @@ class LossyBucket:
         # Where the exempt tensors lie in a flat tensor of their own.
         self._packed = pack((slot.name, slot.numel) for slot in exempt)
         self._num_exempt = sum(slot.numel for slot in exempt)
+        self._ends = ends_of((slot.numel for slot in exempt), scratch.device)
+        self._names = tuple(slot.name for slot in (*exempt, *compressed))
         # During a flush they travel as float32 whatever the bucket is.
         scratch.reserve("exempt", 4 * self._num_exempt)
 
@@ -77,24 +81,20 @@ class LossyBucket:
         """
         flush = flush if flush is not None and flush.touches(self._exempt) else None
         exempt = self._gather(buffer, flush)
-        nonfinite = self._own_nonfinite(exempt)
+        is_bad = nonfinite_tensors(exempt, self._ends)
         work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
         self.collective.exchange(buffer, trace)
         if work is not None:
             work.wait()
         if flush is not None:
             flush.settle(exempt, self._packed)
-        is_clean = self.collective.is_finite() and is_finite(exempt)
-        if is_clean:
-            self.collective.keep()
-        else:
-            # What one rank sends that is not finite shows in the mean, so a finite mean saves this pass.
-            nonfinite += self.collective.own_nonfinite()
-            self.collective.take_back(buffer)
+        is_clean = self.collective.is_finite() & finite_flag(exempt)
+        is_bad = torch.cat([is_bad, self._own_nonfinite(is_clean, buffer)])
+        self.collective.settle(is_clean, buffer)
         self.collective.receive(buffer, trace)
         for slot, packed in zip(self._exempt, self._packed, strict=True):
             slot.of(buffer).copy_(packed.of(exempt))
-        return Outcome(nonfinite, is_clean, self._wire_bytes(exempt))
+        return Outcome(is_clean, is_bad, self._names, self._wire_bytes(exempt))
 
     def _gather(self, buffer: Tensor, flush: Flush | None) -> Tensor:
         dtype = buffer.dtype if flush is None else torch.float32
@@ -105,10 +105,11 @@ class LossyBucket:
             flush.add(exempt, self._packed)
         return exempt
 
-    def _own_nonfinite(self, exempt: Tensor) -> tuple[str, ...]:
-        if is_finite(exempt):
-            return ()
-        return tuple(packed.name for packed in self._packed if not is_finite(packed.of(exempt)))
+    def _own_nonfinite(self, is_clean: Tensor, buffer: Tensor) -> Tensor:
+        if is_clean.device.type == "cpu" and is_clean:
+            # What one rank sends that is not finite shows in the mean, so a finite mean saves this pass.
+            return torch.zeros(len(self.compressed), dtype=torch.bool)
+        return self.collective.own_nonfinite(buffer)
 
     def _wire_bytes(self, exempt: Tensor) -> int:
         return self.collective.wire_bytes + exact_wire_bytes(exempt.nbytes, self._world_size)

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from gradwire_compression.buckets import Slot, pack
-from gradwire_compression.kernels.blocks import rows
-from gradwire_compression.layout import Layout
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
@@ -73,23 +71,3 @@ def gather_owners(
         total(whole.view(torch.int32))
         gathered[name] = whole
     return gathered
-
-
-def restore(residual: Tensor, layout: Layout, decoded: Tensor, buffer: Tensor) -> None:
-    """Undo an encode whose result is thrown away: old = new + decoded own payload - x, right to rounding.
-
-    Blocks that were not finite kept their residual when they were encoded and are left alone.
-
-    Args:
-        residual: [layout.numel] float32, compact; updated in place.
-        layout: The blocks in `buffer`.
-        decoded: [layout.numel] float32, compact: this rank's own payload.
-        buffer: The gradients that were encoded.
-    """
-    compact = layout.compact()
-    x, _, mask = rows(buffer, layout)
-    sent, places, _ = rows(decoded, compact)
-    new, _, _ = rows(residual, compact)
-    is_sent = sent.isfinite().all(dim=1, keepdim=True)
-    old = torch.where(is_sent, new + (sent - x), new)
-    residual[places[mask]] = old[mask]

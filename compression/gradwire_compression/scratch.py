@@ -9,11 +9,19 @@ def zeros(numel: int, device: torch.device, dtype: torch.dtype = torch.float32) 
     return torch.empty(numel, dtype=dtype, device=device).zero_()
 
 
+def choose(is_first: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (the one that [] bool `is_first` asks for, the other or anything), without waiting for a device."""
+    if is_first.device.type == "cpu":
+        # Here the flag is known, and swapping moves nothing.
+        return (first, second) if is_first else (second, first)
+    return torch.where(is_first, first, second, out=second), first
+
+
 class Scratch:
     """Named byte buffers, each as large as the largest reservation; the Lane lends them to one bucket at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._buffers: dict[str, Tensor] = {}
         self._sections: dict[str, Scratch] = {}
 
@@ -25,13 +33,13 @@ class Scratch:
 
     def section(self, name: str) -> "Scratch":
         """Return buffers of the same names apart from these, for what one bucket does beside the rest of itself."""
-        return self._sections.setdefault(name, Scratch(self._device))
+        return self._sections.setdefault(name, Scratch(self.device))
 
     def reserve(self, name: str, num_bytes: int) -> None:
         """Make sure that `take` can hand out that much without allocating."""
         held = self._buffers.get(name)
         if held is None or held.numel() < num_bytes:
-            self._buffers[name] = zeros(num_bytes, self._device, torch.uint8)
+            self._buffers[name] = zeros(num_bytes, self.device, torch.uint8)
 
     def take(self, name: str, num_bytes: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return the first `num_bytes` of a reserved buffer as a flat tensor; its content is whatever it was."""

@@ -7,6 +7,7 @@ import sys
 
 import torch
 from gradwire_compression.buckets import pack
+from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.kernels import cuda, dispatch
 from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
@@ -61,6 +62,26 @@ def check_scaled(name, x, layout, residual, num_scales):
         assert same_bits(means[0][1], means[1][1]), "owner's residual"
 
 
+def check_shards(name, x, layout, residual, num_scales):
+    """Two shards, an empty block in the last, encoded and decoded at once; then taken back, and not."""
+    codec = ScaledCodec(name, layout.block, torch.device("cpu"), num_scales)
+    shards = layout.deal(0, layout.num_blocks // 2 + 1, 2)
+    results = []
+    for kernels in (cuda.TritonKernels(name, num_scales), dispatch.reference_kernels(name, num_scales)):
+        codec._kernels = kernels
+        payloads = torch.full((2, codec.wire_bytes(layout.num_blocks // 2 + 1)), 0xAB, dtype=torch.uint8)
+        new, out = residual.clone(), torch.full_like(x, 5.0)
+        codec.encode_shards(x, shards, new, payloads)
+        codec.decode_shards(payloads, shards, out)
+        kept, back = new.clone(), new.clone()
+        undo = torch.full((layout.numel,), torch.nan)
+        codec.take_back(torch.tensor(True), payloads, shards, kept, x, undo)
+        codec.take_back(torch.tensor(False), payloads, shards, back, x, undo)
+        results.append((payloads, new, out, kept, back))
+    for what, one, other in zip(("payloads", "residual", "out", "kept", "taken back"), *results, strict=True):
+        assert same_bits(one, other), f"shards: {what}"
+
+
 def check_cast(name, x, layout, residual, world_size, exponent):
     results = []
     for kernels in (cuda.TritonCastKernels(name), ReferenceCastKernels()):
@@ -70,8 +91,13 @@ def check_cast(name, x, layout, residual, world_size, exponent):
         kernels.encode(x, layout, residual, wire, new_residual, world_size, power, largest)
         out = torch.full_like(x, 5.0)
         kernels.decode(wire, layout, out, power)
-        results.append((wire, new_residual, out, largest if name == "fp16" else torch.zeros(1)))
-    for what, one, other in zip(("wire", "residual", "out", "largest"), *results, strict=True):
+        kept, back, undo = new_residual.clone(), new_residual.clone(), torch.full((layout.numel,), torch.nan)
+        kernels.take_back(torch.tensor(True), wire, layout, kept, x, undo, world_size, power)
+        kernels.take_back(torch.tensor(False), wire, layout, back, x, undo, world_size, power)
+        noted = largest if name == "fp16" else torch.zeros(1)
+        results.append((wire, new_residual, out, noted, kept, back))
+    parts = ("wire", "residual", "out", "largest", "kept", "taken back")
+    for what, one, other in zip(parts, *results, strict=True):
         assert same_bits(one, other), what
 
 
@@ -79,8 +105,11 @@ def check(name, x, layout, residual):
     if name in cuda.CASTS:
         for world_size, exponent in ((1, 0), (3, 0)) if name == "bf16" else ((1, 0), (3, -9), (6, 100), (2, -115)):
             check_cast(name, x, layout, residual, world_size, exponent)
-    else:
-        check_scaled(name, x, layout, residual, KEPT[x.numel() % len(KEPT)] if name == "topk" else 1)
+        return
+    num_scales = KEPT[x.numel() % len(KEPT)] if name == "topk" else 1
+    check_scaled(name, x, layout, residual, num_scales)
+    if layout.num_blocks < 16:
+        check_shards(name, x, layout, residual, num_scales)
 
 
 def means_near_ties():

@@ -2,11 +2,11 @@ import threading
 
 import pytest
 import torch
-from gradwire_compression.collectives.lane import Lane
+from gradwire_compression.collectives.lane import StreamLane, ThreadLane
 
 
 def test_lane_runs_jobs_in_order_beside_the_caller():
-    lane, order, gate = Lane(), [], threading.Event()
+    lane, order, gate = ThreadLane(), [], threading.Event()
 
     def job(number):
         gate.wait(10)
@@ -21,8 +21,17 @@ def test_lane_runs_jobs_in_order_beside_the_caller():
     lane.close()
 
 
-def test_lane_names_what_failed_and_fails_everything_after_it():
-    lane = Lane()
+def test_stream_lane_without_streams_runs_a_job_at_once():
+    lane = StreamLane(torch.device("cpu"))
+    future = lane.submit(lambda: torch.tensor(torch.is_grad_enabled()), "job")
+    assert future.done()
+    assert not future.wait()
+    lane.close()
+
+
+@pytest.mark.parametrize("make", [ThreadLane, lambda: StreamLane(torch.device("cpu"))])
+def test_lane_names_what_failed_and_fails_everything_after_it(make):
+    lane = make()
 
     def fail():
         raise ValueError("wire cut")
@@ -37,7 +46,7 @@ def test_lane_names_what_failed_and_fails_everything_after_it():
 
 
 def test_drain_waits_for_what_is_queued():
-    lane, is_done, gate = Lane(), [], threading.Event()
+    lane, is_done, gate = ThreadLane(), [], threading.Event()
 
     def job():
         gate.wait(10)
@@ -52,6 +61,6 @@ def test_drain_waits_for_what_is_queued():
 
 
 def test_lane_ends_with_close():
-    lane = Lane()
+    lane = ThreadLane()
     lane.close()
     assert "gradwire-lane" not in [thread.name for thread in threading.enumerate()]

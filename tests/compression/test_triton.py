@@ -32,6 +32,8 @@ POINTERS = {
     "payloads": "*u8",
     "wire": "*i16",
     "exponent": "*i32",
+    "is_clean": "*u8",
+    "decoded": "*fp32",
     "largest": "*i32",
 }
 FLOATS = ("weight", "world_size")
@@ -109,7 +111,7 @@ KERNELS = [
     (name, operation)
     for name in CODECS
     for operation in (("encode", "decode") if name in cuda.CASTS else ("encode", "decode", "reduce"))
-]
+] + [("int8", "take_back")]
 
 
 def sizes_of(name):
@@ -120,10 +122,14 @@ def sizes_of(name):
     return (topk.BLOCK, default) if name == "topk" else (default, 1)
 
 
-def compiled(name, operation, architecture, is_aligned):
-    kernel, constants = cuda.kernel_of(name, operation, *sizes_of(name))
+def compiled(name, operation, architecture, is_aligned, is_undo=False):
+    if operation == "take_back":
+        kernel, constants = cuda.undo_of(sizes_of(name)[0])
+    else:
+        kernel, constants = cuda.kernel_of(name, operation, *sizes_of(name))
     kinds = {"wire": "*fp16"} if name == "fp16" else {}
-    return compile_for(architecture, kernel, constants | {"IS_ALIGNED": is_aligned, "IS_ADDED": False}, kinds)
+    constants |= {"IS_ALIGNED": is_aligned, "IS_ADDED": False, "IS_UNDO": is_undo}
+    return compile_for(architecture, kernel, constants, kinds)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -137,6 +143,13 @@ def test_aligned_kernel_moves_16_bytes_at_once_and_spills_nothing(name, operatio
     assert found["st", 128] > 0
     # Of float32 vectors nothing is left for narrow stores; a payload's values may take one.
     assert found["st", 32] <= 1
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_decode_that_heeds_a_flag_reads_one_byte_more(name):
+    decode, undo = (compiled(name, "decode", 90, is_aligned=True, is_undo=is_undo) for is_undo in (False, True))
+    check_no_local_memory(90, undo)
+    assert accesses(undo) - accesses(decode) == {("ld", 8): 1}
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -1,11 +1,13 @@
 """Codecs of blocks: int8, onebit and their like with one scale a block, and topk."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.kernels.blocks import align, payload_bytes
-from gradwire_compression.layout import Layout
+from gradwire_compression.layout import Layout, Shards
 
 
 class ScaledCodec:
@@ -83,9 +85,59 @@ class ScaledCodec:
         assert payloads.shape[1] == self.wire_bytes(layout.num_blocks) == payload.numel()
         self._kernels.reduce(payloads, layout, residual, payload, new_residual)
 
+    def encode_shards(self, x: Tensor, shards: Shards, residual: Tensor, payloads: Tensor) -> None:
+        """Encode every shard as `encode` does, residuals in place; one launch where kernels are launched.
+
+        Args:
+            x: Flat, as in `encode`.
+            shards: Of x.
+            residual: [elements of the whole range].
+            payloads: [shards, wire_bytes(blocks of a shard)], overwritten.
+        """
+        if self._kernels.takes_shards:
+            self._kernels.encode(x, shards.whole, residual, payloads, residual)
+            return
+        for shard, payload, part in zip(shards.each, payloads, _parts(residual, shards), strict=True):
+            self.encode(x, shard, part, payload)
+
+    def decode_shards(self, payloads: Tensor, shards: Shards, out: Tensor) -> None:
+        """Write every shard's values to its blocks of `out`, as `decode` does."""
+        if self._kernels.takes_shards:
+            self._kernels.decode(payloads, shards.whole, out, 1.0, False)
+            return
+        for shard, payload in zip(shards.each, payloads, strict=True):
+            self.decode(payload, shard, out)
+
+    def undo_bytes(self, num_elements: int) -> int:
+        """Return the bytes that `take_back` needs for so many elements."""
+        return self._kernels.undo_bytes * num_elements
+
+    def take_back(
+        self, is_clean: Tensor, payloads: Tensor, shards: Shards, residual: Tensor, buffer: Tensor, undo: Tensor
+    ) -> None:
+        """Undo `encode_shards` unless `is_clean`, right to rounding.
+
+        Args:
+            is_clean: [] bool; on an accelerator only the device reads it.
+            payloads: What was encoded, untouched since.
+            shards: Of `buffer`.
+            residual: What `encode_shards` left, updated in place.
+            buffer: The gradients that were encoded.
+            undo: [undo_bytes / 4] float32, overwritten.
+        """
+        if self._kernels.takes_shards:
+            self._kernels.take_back(is_clean, payloads, shards.whole, residual, buffer, undo)
+            return
+        for shard, payload, part in zip(shards.each, payloads, _parts(residual, shards), strict=True):
+            self._kernels.take_back(is_clean, payload, shard, part, buffer, undo)
+
     def are_finite(self, payloads: Tensor, num_blocks: int) -> Tensor:
         """Return [n, num_blocks] bool: which blocks of payloads [n, wire_bytes(num_blocks)] are finite."""
         begin = align(num_blocks * self.value_bytes)
         scales = payloads[:, begin : begin + 2 * num_blocks * self.num_scales].view(torch.bfloat16)
         # All numbers of a block that is not finite are NaN.
         return scales[:, :: self.num_scales].isfinite()
+
+
+def _parts(residual: Tensor, shards: Shards) -> Sequence[Tensor]:
+    return torch.split(residual, [shard.numel for shard in shards.each])

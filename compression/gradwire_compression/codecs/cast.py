@@ -55,6 +55,35 @@ class CastCodec:
         """
         self._kernels.encode(x, layout, residual, wire, residual, world_size, exponent, largest)
 
+    def take_back(
+        self,
+        is_clean: Tensor,
+        wire: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        buffer: Tensor,
+        undo: Tensor,
+        world_size: int,
+        exponent: Tensor,
+    ) -> None:
+        """Undo an encode unless `is_clean`, right to rounding.
+
+        Args:
+            is_clean: [] bool; on an accelerator only the device reads it.
+            wire: What was encoded, untouched since.
+            layout: As in `encode`.
+            residual: What `encode` left, updated in place.
+            buffer: The gradients that were encoded.
+            undo: [undo_bytes / 4] float32, overwritten.
+            world_size: As in `encode`.
+            exponent: As in `encode`.
+        """
+        self._kernels.take_back(is_clean, wire, layout, residual, buffer, undo, world_size, exponent)
+
+    def undo_bytes(self, num_elements: int) -> int:
+        """Return the bytes that `take_back` needs for so many elements."""
+        return self._kernels.undo_bytes * num_elements
+
     def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements of `wire` times 2**-exponent to the layout's blocks of `out`."""
         self._kernels.decode(wire, layout, out, exponent)

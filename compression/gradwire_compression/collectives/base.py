@@ -11,7 +11,8 @@ from gradwire_compression.trace import Trace
 class LossyCollective(Protocol):
     """Averages the compressed tensors of one bucket; called on the Lane in this order every step.
 
-    `exchange`, then `keep` or `take_back` according to whether all of the bucket is finite, then `receive`.
+    `exchange`, then `settle` by whether all of the bucket is finite, then `receive`. Whether it is stays a tensor
+    where the bucket is: no rank's host has to wait for its device.
     """
 
     # What one rank sends in one step, bytes.
@@ -30,17 +31,22 @@ class LossyCollective(Protocol):
     def exchange(self, buffer: Tensor, trace: Trace) -> None:
         """Encode, send, and gather the encoded mean; the buffer is only read."""
 
-    def own_nonfinite(self) -> tuple[str, ...]:
-        """Return the parameters of which this rank just sent something that is not finite."""
+    def is_finite(self) -> Tensor:
+        """Return [] bool: whether the encoded mean is finite; the same on every rank."""
 
-    def is_finite(self) -> bool:
-        """Return whether the encoded mean is finite; the same on every rank."""
+    def own_nonfinite(self, buffer: Tensor) -> Tensor:
+        """Return [parameters] bool: of which of them this rank sent something that is not finite.
 
-    def keep(self) -> None:
-        """Make the residuals of this step the valid ones."""
+        `buffer` still holds the gradients.
+        """
 
-    def take_back(self, buffer: Tensor) -> None:
-        """Bring back the residuals from before this step; `buffer` still holds the gradients."""
+    def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
+        """Make this step's residuals the valid ones if `is_clean`, else bring back those from before it.
+
+        Args:
+            is_clean: [] bool, the same on every rank: whether all of the bucket is finite.
+            buffer: Still holds the gradients.
+        """
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the decoded mean into the buffer."""

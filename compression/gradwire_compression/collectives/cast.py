@@ -12,7 +12,7 @@ from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.collectives.power import AgreedPower
-from gradwire_compression.finite import is_finite
+from gradwire_compression.finite import ends_of, finite_flag, nonfinite_tensors
 from gradwire_compression.layout import Layout
 from gradwire_compression.scratch import Scratch, zeros
 from gradwire_compression.trace import Trace
@@ -42,6 +42,7 @@ class Cast:
         self._layout = Layout.build(slots, codec.block)
         # The largest magnitude sent, and how the elements of this step are scaled.
         self._largest = zeros(1, device)
+        self._ends = ends_of((slot.numel for slot in slots), device)
         self._exponent = zeros(1, device, torch.int32)
         self._num_elements = self._layout.numel + (world_size if codec.is_scaled else 0)
         self._num_bytes = codec.wire_bytes(self._num_elements)
@@ -49,6 +50,8 @@ class Cast:
         self.worker = zeros(self._layout.numel, device)
         scratch.reserve("sent", self._num_bytes)
         scratch.reserve("received", self._num_bytes)
+        self._undo_bytes = codec.undo_bytes(self._layout.numel)
+        scratch.reserve("undo", self._undo_bytes)
 
     @property
     def memory_bytes(self) -> int:
@@ -76,26 +79,21 @@ class Cast:
         if self._codec.is_scaled:
             self._power.read(received[numel:])
 
-    def own_nonfinite(self) -> tuple[str, ...]:
-        """Return the parameters of which this rank just sent something that is not finite."""
+    def is_finite(self) -> Tensor:
+        """Return [] bool: whether the mean is finite; the same on every rank."""
+        return finite_flag(self._wires()[1])
+
+    def own_nonfinite(self, buffer: Tensor) -> Tensor:
+        """Return [parameters] bool: of which of them this rank sent something that is not finite."""
+        return nonfinite_tensors(self._wires()[0], self._ends)
+
+    def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
+        """Bring back the residual from before this step unless `is_clean`."""
         sent, _ = self._wires()
-        if is_finite(sent):
-            return ()
-        return tuple(name for name, part in residuals.split(sent, self._slots).items() if not is_finite(part))
-
-    def is_finite(self) -> bool:
-        """Return whether the mean is finite; the same on every rank."""
-        return is_finite(self._wires()[1])
-
-    def keep(self) -> None:
-        """Do nothing: the residual is valid already."""
-
-    def take_back(self, buffer: Tensor) -> None:
-        """Bring back the residual from before this step."""
-        # 2**-exponent, exact on every device.
-        unit = ((127 - self._exponent) << 23).view(torch.float32)
-        decoded = self._wires()[0].to(torch.float32) * (self._world_size * unit)
-        residuals.restore(self.worker, self._layout, decoded, buffer)
+        undo = self._scratch.take("undo", self._undo_bytes, torch.float32)
+        self._codec.take_back(
+            is_clean, sent, self._layout, self.worker, buffer, undo, self._world_size, self._exponent
+        )
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the mean into the buffer."""

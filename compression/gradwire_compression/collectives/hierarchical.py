@@ -14,7 +14,7 @@ from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.nodes import NodeGroups
 from gradwire_compression.collectives.two_phase import MAX_PART_BYTES
-from gradwire_compression.finite import is_finite
+from gradwire_compression.finite import ends_of, finite_flag, nonfinite_tensors
 from gradwire_compression.scratch import Scratch
 from gradwire_compression.trace import Trace
 
@@ -71,6 +71,7 @@ class Hierarchical:
         self._slots, self._dtype, self._nodes, self._scratch, self._device = slots, dtype, nodes, scratch, device
         self._packed = pack((slot.name, slot.numel) for slot in slots)
         self._numel = sum(slot.numel for slot in slots)
+        self._ends = ends_of((slot.numel for slot in slots), device)
         self._num_parts, self._chunk = divide(self._numel, nodes.inner_size)
         self._num_padded = self._num_parts * nodes.inner_size * self._chunk
         self._stages = []
@@ -82,8 +83,6 @@ class Hierarchical:
         # What one rank sends to other nodes.
         self.outer_wire_bytes = sum(stage.outer.wire_bytes for stage in self._stages)
         self.wire_bytes = 2 * sent_inside + self.outer_wire_bytes
-        self._nonfinite: tuple[str, ...] = ()
-        self._is_finite = True
         # Residuals are dealt out in float32 whatever the bucket is.
         scratch.reserve("inside sent", 4 * self._num_padded)
         scratch.reserve("inside received", 4 * self._num_padded)
@@ -107,8 +106,7 @@ class Hierarchical:
         """Average inside, across, and gather the result inside; the buffer is only read."""
         sent, received = self._wires(self._dtype)
         with trace.measure("encode"):
-            for slot, packed in zip(self._slots, self._packed, strict=True):
-                packed.of(sent.view(-1)).copy_(slot.of(buffer))
+            self._pack(buffer, sent.view(-1))
         arrivals, gathers = self._start_inside(self._dtype), []
         for stage in self._stages:
             shard = self._sum_inside(stage, arrivals, self._dtype, trace)
@@ -122,27 +120,23 @@ class Hierarchical:
             ]
         for gather in gathers:
             gather.wait()
+
+    def is_finite(self) -> Tensor:
+        """Return [] bool: whether the mean is finite; the same on every rank."""
         # What pads the last part is sent along, and neither averaged nor looked at.
-        self._is_finite = is_finite(received.view(-1)[: self._numel])
-        self._nonfinite = () if self._is_finite else self._find_nonfinite(buffer)
+        return finite_flag(self._wires(self._dtype)[1].view(-1)[: self._numel])
 
-    def own_nonfinite(self) -> tuple[str, ...]:
-        """Return the parameters of which this rank's own gradient is not finite."""
-        return self._nonfinite
+    def own_nonfinite(self, buffer: Tensor) -> Tensor:
+        """Return [parameters] bool: of which of them this rank's own gradient is not finite."""
+        # What was sent is not needed any more.
+        own = self._wires(self._dtype)[0].view(-1)
+        self._pack(buffer, own)
+        return nonfinite_tensors(own[: self._numel], self._ends)
 
-    def is_finite(self) -> bool:
-        """Return whether the mean is finite; the same on every rank."""
-        return self._is_finite
-
-    def keep(self) -> None:
-        """Make the residuals of this step the valid ones."""
+    def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
+        """Settle the averages across; the shards still hold what they averaged."""
         for stage in self._stages:
-            stage.outer.keep()
-
-    def take_back(self, buffer: Tensor) -> None:
-        """Bring back the residuals from before this step; the shard still holds what was averaged across."""
-        for stage in self._stages:
-            stage.outer.take_back(self._shard(stage))
+            stage.outer.settle(is_clean, self._shard(stage))
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the mean into the buffer."""
@@ -209,8 +203,9 @@ class Hierarchical:
                 total.div_(self._nodes.inner_size)
         return shard
 
-    def _find_nonfinite(self, buffer: Tensor) -> tuple[str, ...]:
-        return tuple(slot.name for slot in self._slots if not is_finite(slot.of(buffer)))
+    def _pack(self, buffer: Tensor, flat: Tensor) -> None:
+        for slot, packed in zip(self._slots, self._packed, strict=True):
+            packed.of(flat).copy_(slot.of(buffer))
 
     def _divide_parts(self) -> list[slice]:
         """Return the parts of each stage; every rank has some of the vector in each of them."""

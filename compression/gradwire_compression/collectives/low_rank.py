@@ -13,7 +13,7 @@ from gradwire_compression.buckets import Slot
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes
-from gradwire_compression.finite import is_finite
+from gradwire_compression.finite import finite_flag
 from gradwire_compression.matrices import Matrix, WarmStarts, normalise, orthonormalise
 from gradwire_compression.scratch import Scratch, zeros
 from gradwire_compression.trace import Trace
@@ -116,18 +116,20 @@ class LowRank:
             torch.mul(own_right, 1 / self._world_size, out=right)
         compat.start_all_reduce(right, self._group).wait()
 
-    def own_nonfinite(self) -> tuple[str, ...]:
-        """Return the parameters of which this rank just sent something that is not finite."""
-        fates = zip(self._pieces, self._fates, strict=True)
-        return tuple(piece.slot.name for piece, fate in fates if fate is _Fate.NAN)
-
-    def is_finite(self) -> bool:
-        """Return whether the averaged factors are finite; the same on every rank."""
+    def is_finite(self) -> Tensor:
+        """Return [] bool: whether the averaged factors are finite; the same on every rank."""
         left, right, _ = self._factors()
-        return is_finite(left) and is_finite(right)
+        return finite_flag(left) & finite_flag(right)
 
-    def keep(self) -> None:
-        """Make the residuals and warm starts of this step the valid ones."""
+    def own_nonfinite(self, buffer: Tensor) -> Tensor:
+        """Return [parameters] bool: of which of them this rank sent something that is not finite."""
+        return torch.tensor([fate is _Fate.NAN for fate in self._fates])
+
+    def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
+        """Make the residuals and warm starts of this step the valid ones if `is_clean`."""
+        # Until then they are those from before it; this runs on the CPU alone, where the flag is known.
+        if not is_clean:
+            return
         left, right, own_right = self._factors()
         for (piece, total), fate in zip(self._sums(), self._fates, strict=True):
             of = piece.matrix.of
@@ -137,9 +139,6 @@ class LowRank:
             found = normalise(right[piece.right].view(self._rank, -1))
             # A direction in which nothing was found this time is tried again next time; zeros would stay zeros.
             piece.warm_start.copy_(torch.where(found.any(dim=1, keepdim=True), found, piece.warm_start))
-
-    def take_back(self, buffer: Tensor) -> None:
-        """Do nothing: residuals and warm starts are those from before this step until `keep`."""
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the product of the averaged factors into the buffer."""

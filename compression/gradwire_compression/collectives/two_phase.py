@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -10,8 +11,9 @@ from gradwire_compression import residuals
 from gradwire_compression.buckets import Slot
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.collectives import compat
+from gradwire_compression.finite import ends_of, nonfinite_parts
 from gradwire_compression.layout import Layout
-from gradwire_compression.scratch import Scratch, zeros
+from gradwire_compression.scratch import Scratch, choose, zeros
 from gradwire_compression.trace import Trace
 
 # gloo sends one large exchange half-duplex; in parts of this size, issued together, both directions are busy.
@@ -42,13 +44,18 @@ class TwoPhase:
         self._slots, self._codec, self._group, self._scratch = slots, codec, group, scratch
         self._world_size = world_size
         self._layout = Layout.build(slots, codec.block)
-        self._num_parts, self._shard_blocks = divide(self._layout.num_blocks, world_size, codec)
+        # Where each tensor's blocks end.
+        self._ends = ends_of((-(-slot.numel // codec.block) for slot in slots), device)
+        most_bytes = MAX_PART_BYTES if dist.get_backend(group) == "gloo" else None
+        self._num_parts, self._shard_blocks = divide(self._layout.num_blocks, world_size, codec, most_bytes)
         self._shard_bytes = codec.wire_bytes(self._shard_blocks)
         num_shards = self._num_parts * world_size
-        shards = [self._layout.shard(index * self._shard_blocks, self._shard_blocks) for index in range(num_shards)]
-        self._parts = [shards[begin : begin + world_size] for begin in range(0, num_shards, world_size)]
-        self._owned = [part[rank].compact() for part in self._parts]
-        self._owned_places = [(part[rank].start, part[rank].numel) for part in self._parts]
+        self._parts = [
+            self._layout.deal(first * self._shard_blocks, self._shard_blocks, world_size)
+            for first in range(0, num_shards, world_size)
+        ]
+        self._owned = [part.each[rank].compact() for part in self._parts]
+        self._owned_places = [(part.each[rank].start, part.each[rank].numel) for part in self._parts]
         self.wire_bytes = 2 * (world_size - 1) * self._num_parts * self._shard_bytes
         self.worker = zeros(self._layout.numel, device)
         num_owned = sum(layout.numel for layout in self._owned)
@@ -57,6 +64,8 @@ class TwoPhase:
         scratch.reserve("sent", num_shards * self._shard_bytes)
         scratch.reserve("received", num_shards * self._shard_bytes)
         scratch.reserve("own", self._num_parts * self._shard_bytes)
+        self._undo_bytes = codec.undo_bytes(max(part.whole.numel for part in self._parts))
+        scratch.reserve("undo", self._undo_bytes)
 
     @property
     def memory_bytes(self) -> int:
@@ -73,8 +82,7 @@ class TwoPhase:
         arrivals = []
         for part, shards in enumerate(self._parts):
             with trace.measure("encode"):
-                for owner, shard in enumerate(shards):
-                    self._codec.encode(buffer, shard, self._residual(shard), sent[part, owner])
+                self._codec.encode_shards(buffer, shards, shards.of(self.worker), sent[part])
             arrivals.append(compat.start_all_to_all(received[part].view(-1), sent[part].view(-1), self._group))
         gathers = []
         owned_residuals = zip(self._owner_parts(self._owner), self._owner_parts(self._new_owner), strict=True)
@@ -87,42 +95,30 @@ class TwoPhase:
         for gather in gathers:
             gather.wait()
 
-    def own_nonfinite(self) -> tuple[str, ...]:
-        """Return the parameters of which this rank just sent something that is not finite."""
-        is_bad = ~self._are_finite(self._payloads()[0]).view(-1)[: self._layout.num_blocks]
-        if not is_bad.any():
-            return ()
-        begins = self._layout.offsets[is_bad]
-        return tuple(
-            slot.name
-            for slot in self._slots
-            if ((begins >= slot.offset) & (begins < slot.offset + slot.numel)).any()
-        )
+    def is_finite(self) -> Tensor:
+        """Return [] bool: whether the encoded mean is finite; the same on every rank."""
+        return self._are_finite(self._payloads()[1]).all()
 
-    def is_finite(self) -> bool:
-        """Return whether the encoded mean is finite; the same on every rank."""
-        return bool(self._are_finite(self._payloads()[1]).all())
+    def own_nonfinite(self, buffer: Tensor) -> Tensor:
+        """Return [parameters] bool: of which of them this rank sent something that is not finite."""
+        is_bad = ~self._are_finite(self._payloads()[0]).view(-1)
+        return nonfinite_parts(is_bad, self._ends)
 
-    def keep(self) -> None:
-        """Make the residuals of this step the valid ones."""
-        self._owner, self._new_owner = self._new_owner, self._owner
-
-    def take_back(self, buffer: Tensor) -> None:
-        """Bring back the residuals from before this step; the owner's were not overwritten."""
+    def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
+        """Make this step's residuals the valid ones if `is_clean`, else bring back those from before it."""
         sent, _, _ = self._payloads()
-        for part, shards in enumerate(self._parts):
-            for owner, shard in enumerate(shards):
-                decoded = torch.empty(shard.numel)
-                self._codec.decode(sent[part, owner], shard.compact(), decoded)
-                residuals.restore(self._residual(shard), shard, decoded, buffer)
+        # The owner's from before the step were not overwritten.
+        self._owner, self._new_owner = choose(is_clean, self._new_owner, self._owner)
+        undo = self._scratch.take("undo", self._undo_bytes, torch.float32)
+        for payloads, shards in zip(sent, self._parts, strict=True):
+            self._codec.take_back(is_clean, payloads, shards, shards.of(self.worker), buffer, undo)
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the decoded mean into the buffer."""
         _, received, _ = self._payloads()
         with trace.measure("decode"):
-            for part, shards in enumerate(self._parts):
-                for owner, shard in enumerate(shards):
-                    self._codec.decode(received[part, owner], shard, buffer)
+            for payloads, shards in zip(received, self._parts, strict=True):
+                self._codec.decode_shards(payloads, shards, buffer)
 
     def worker_residual(self) -> Tensor:
         """Return a copy of this rank's residual, without what it holds as an owner."""
@@ -157,19 +153,18 @@ class TwoPhase:
     def _are_finite(self, payloads: Tensor) -> Tensor:
         return self._codec.are_finite(payloads.view(-1, self._shard_bytes), self._shard_blocks)
 
-    def _residual(self, shard: Layout) -> Tensor:
-        return self.worker[shard.start : shard.start + shard.numel]
-
     def _owner_parts(self, vector: Tensor) -> Sequence[Tensor]:
         return torch.split(vector, [numel for _, numel in self._owned_places])
 
 
-def divide(num_blocks: int, world_size: int, codec: ScaledCodec) -> tuple[int, int]:
-    """Return (parts, blocks of a shard): the fewest parts whose W payloads stay within `MAX_PART_BYTES`."""
+def divide(
+    num_blocks: int, world_size: int, codec: ScaledCodec, most_bytes: int | None = MAX_PART_BYTES
+) -> tuple[int, int]:
+    """Return (parts, blocks of a shard): the fewest parts whose W payloads stay within `most_bytes`, if any."""
     needed = -(-num_blocks // world_size)
     num_parts = 1
     while (shard_blocks := -(-needed // num_parts)) > 1:
-        if world_size * codec.wire_bytes(shard_blocks) <= MAX_PART_BYTES:
+        if most_bytes is None or world_size * codec.wire_bytes(shard_blocks) <= most_bytes:
             break
         num_parts += 1
     return num_parts, shard_blocks

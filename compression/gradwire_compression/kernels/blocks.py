@@ -1,10 +1,12 @@
-"""What the references share: blocks as rows of a matrix, and the rules that hold for every scaled codec."""
+"""What the references share: the rules that hold for every scaled codec."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from gradwire_compression.kernels.rows import rows
+from gradwire_compression.kernels.undo.reference import Undo
 from gradwire_compression.layout import Layout
 
 NUM_LANES = 32
@@ -40,16 +42,6 @@ class ScaledOperation(Protocol):
         """Return [k, block] float32, what the values stand for."""
 
 
-def rows(flat: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (blocks [k, B] float32 with zero padding, places [k, B] in `flat`, mask [k, B] of real elements)."""
-    column = torch.arange(layout.block)
-    mask = column < layout.lengths[:, None]
-    places = (layout.offsets[:, None] + column).masked_fill(~mask, 0)
-    if flat.numel() == 0:
-        return torch.zeros(mask.shape), places, mask
-    return flat[places].to(torch.float32).masked_fill(~mask, 0.0), places, mask
-
-
 def lane_sum(magnitudes: Tensor) -> Tensor:
     """Return [k], the sum of each row in the defined order: 32 lanes one after the other, then by halves."""
     num_rows, length = magnitudes.shape
@@ -63,7 +55,7 @@ def lane_sum(magnitudes: Tensor) -> Tensor:
     return lanes[:, 0]
 
 
-class ReferenceKernels:
+class ReferenceKernels(Undo):
     """Encode, decode and reduce of a scaled codec as plain torch operations: slow, short and the truth."""
 
     def __init__(self, operation: ScaledOperation) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire_compression.kernels.undo.reference import CastUndo, Undo
 from gradwire_compression.layout import Layout
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -25,7 +26,7 @@ def _address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
     return tensor.data_ptr()
 
 
-class CpuKernels:
+class CpuKernels(Undo):
     """Encode, decode and reduce of the scaled codec `name`, with `num_scales` bf16 numbers a block."""
 
     def __init__(self, module: ModuleType, name: str, num_scales: int) -> None:
@@ -76,7 +77,7 @@ class CpuKernels:
         )
 
 
-class CpuCastKernels:
+class CpuCastKernels(CastUndo):
     """Encode and decode of the casts."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -20,6 +20,7 @@ from gradwire_compression.kernels.int4 import triton as int4
 from gradwire_compression.kernels.int8 import triton as int8
 from gradwire_compression.kernels.onebit import triton as onebit
 from gradwire_compression.kernels.topk import triton as topk
+from gradwire_compression.kernels.undo import triton as undo_kernels
 from gradwire_compression.layout import Layout, Table
 
 # What a kernel is compiled for, by the names of its parameters.
@@ -106,8 +107,21 @@ def kernel_of(name: str, operation: str, block: int, num_scales: int = 1) -> tup
     return getattr(module, "encode_large" if is_large else operation), constants_for(block, num_scales)
 
 
+def undo_of(block: int) -> tuple[Any, Constants]:
+    """Return the kernel that takes an encode back, and what to compile it for."""
+    columns = _power_of_two(block)
+    return undo_kernels.take_back, {"ROWS": _rows(columns), "COLUMNS": columns}
+
+
 class TritonKernels:
-    """Encode, decode and reduce of the scaled codec `name`, with `num_scales` bf16 numbers a block."""
+    """Encode, decode and reduce of the scaled codec `name`, with `num_scales` bf16 numbers a block.
+
+    A payload may be several, [k, bytes] for a layout of k times as many blocks: one launch for all of them.
+    """
+
+    takes_shards = True
+    # Where `take_back` decodes to.
+    undo_bytes = 4
 
     def __init__(self, name: str, num_scales: int = 1) -> None:
         assert name in SCALED
@@ -121,19 +135,41 @@ class TritonKernels:
 
     def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
         """Decode into `out`; see `ScaledCodec.decode`."""
-        table, (kernel, constants) = layout.table(out.device), self._kernel_of("decode", layout)
-        shards = _shards(payload, layout, constants)
-        constants["IS_ADDED"] = accumulate
-        _launch(kernel, constants, table, payload, *_blocks(table), _numbers(out), weight, *shards)
+        self._decode(payload, layout, out, weight, payload, IS_ADDED=accumulate, IS_UNDO=False)
 
     def reduce(
         self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
     ) -> None:
-        """Encode the mean of several payloads; see `ScaledCodec.reduce`."""
+        """Encode the mean of several payloads; see `ScaledCodec.reduce`.
+
+        `new_residual` must not be `residual`: it holds sums before it holds the result.
+        """
         table, (kernel, constants) = layout.table(residual.device), self._kernel_of("reduce", layout)
         ranks = payloads, payloads.stride(0), payloads.shape[0]
         shards = _shards(payload, layout, constants)
         _launch(kernel, constants, table, *ranks, *_blocks(table), residual, new_residual, payload, *shards)
+
+    def take_back(
+        self,
+        is_clean: Tensor,
+        payload: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        buffer: Tensor,
+        undo: Tensor,
+    ) -> None:
+        """Undo an encode unless `is_clean`, which only the device reads; see `ScaledCodec.take_back`."""
+        flag = is_clean.view(torch.uint8)
+        self._decode(payload, layout.compact(), undo, 1.0, flag, IS_ADDED=False, IS_UNDO=True)
+        _take_back(flag, layout, residual, buffer, undo, 1.0)
+
+    def _decode(
+        self, payload: Tensor, layout: Layout, out: Tensor, weight: float, flag: Tensor, **constants: bool
+    ) -> None:
+        table, (kernel, known) = layout.table(out.device), self._kernel_of("decode", layout)
+        shards = _shards(payload, layout, known)
+        arguments = payload, *_blocks(table), _numbers(out), weight, flag, *shards
+        _launch(kernel, known | constants, table, *arguments)
 
     def _kernel_of(self, operation: str, layout: Layout) -> tuple[Any, Constants]:
         return kernel_of(self._name, operation, layout.block, self._num_scales)
@@ -141,6 +177,9 @@ class TritonKernels:
 
 class TritonCastKernels:
     """Encode and decode of the cast `name`."""
+
+    # Where `take_back` decodes to.
+    undo_bytes = 4
 
     def __init__(self, name: str) -> None:
         assert name in CASTS
@@ -166,8 +205,37 @@ class TritonCastKernels:
 
     def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements of `wire` times 2**-exponent to their places in `out`."""
+        self._decode(wire, layout, out, exponent, exponent, is_undo=False)
+
+    def take_back(
+        self,
+        is_clean: Tensor,
+        wire: Tensor,
+        layout: Layout,
+        residual: Tensor,
+        buffer: Tensor,
+        undo: Tensor,
+        world_size: int,
+        exponent: Tensor,
+    ) -> None:
+        """Undo an encode unless `is_clean`, which only the device reads; see `CastCodec.take_back`."""
+        flag = is_clean.view(torch.uint8)
+        self._decode(wire, layout.compact(), undo, exponent, flag, is_undo=True)
+        _take_back(flag, layout, residual, buffer, undo, float(world_size))
+
+    def _decode(
+        self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor, flag: Tensor, is_undo: bool
+    ) -> None:
         table, (kernel, constants) = layout.table(out.device), kernel_of(self._name, "decode", layout.block)
-        _launch(kernel, constants, table, _numbers(wire), *_blocks(table), _numbers(out), exponent)
+        arguments = _numbers(wire), *_blocks(table), _numbers(out), exponent, flag
+        _launch(kernel, constants | {"IS_UNDO": is_undo}, table, *arguments)
+
+
+def _take_back(
+    flag: Tensor, layout: Layout, residual: Tensor, buffer: Tensor, decoded: Tensor, weight: float
+) -> None:
+    table, (kernel, constants) = layout.table(buffer.device), undo_of(layout.block)
+    _launch(kernel, constants, table, flag, _numbers(buffer), *_blocks(table), decoded, residual, weight)
 
 
 def _launch(kernel: Any, constants: Constants, table: Table, *arguments: object) -> None:
@@ -186,7 +254,9 @@ def _blocks(table: Table) -> tuple[Tensor, int]:
 
 def _shards(payload: Tensor, layout: Layout, constants: Constants) -> tuple[int, int, int]:
     """Return (blocks of a shard, bytes of its payload, where its scales begin)."""
-    return layout.num_blocks, payload.numel(), align(layout.num_blocks * constants["VALUE_BYTES"])
+    num_shards = payload.shape[0] if payload.dim() == 2 else 1
+    num_blocks = layout.num_blocks // num_shards
+    return num_blocks, payload.shape[-1], align(num_blocks * constants["VALUE_BYTES"])
 
 
 def _numbers(tensor: Tensor) -> Tensor:

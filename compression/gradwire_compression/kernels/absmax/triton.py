@@ -14,6 +14,7 @@ from gradwire_compression.kernels.tiles.triton import (
     read,
     read_scales,
     settle_scale,
+    unless,
     write,
     write_padding,
 )
@@ -73,11 +74,13 @@ def encode(x, table, num_blocks, residual, new_residual, payload, shard_blocks, 
 
 
 @triton.jit(do_not_specialize=["num_blocks", "shard_blocks"])
-def decode(payload, table, num_blocks, out, weight, shard_blocks, shard_bytes, scales_begin,
-           UNPACK: tl.constexpr, IS_ADDED: tl.constexpr,
+def decode(payload, table, num_blocks, out, weight, is_clean, shard_blocks, shard_bytes, scales_begin,
+           UNPACK: tl.constexpr, IS_ADDED: tl.constexpr, IS_UNDO: tl.constexpr,
            VALUE_BYTES: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
            ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
     """Write or add weight * value, ROWS blocks a program; see `ScaledCodec.decode`."""
+    if IS_UNDO:
+        num_blocks = unless(is_clean, num_blocks)
     rows, offsets, _, lengths = block_places(table, num_blocks, tl.program_id(0) * ROWS, ROWS, IS_ALIGNED)
     column = tl.arange(0, COLUMNS)
     mask = column < lengths[:, None]

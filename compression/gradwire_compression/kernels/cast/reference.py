@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from gradwire_compression.kernels.blocks import rows
+from gradwire_compression.kernels.rows import rows
+from gradwire_compression.kernels.undo.reference import CastUndo
 from gradwire_compression.layout import Layout
 
 
-class ReferenceCastKernels:
+class ReferenceCastKernels(CastUndo):
     """See `CastKernels`."""
 
     def encode(

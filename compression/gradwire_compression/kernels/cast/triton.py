@@ -14,6 +14,7 @@ from gradwire_compression.kernels.tiles.triton import (
     magnitudes,
     read,
     to_half,
+    unless,
     write,
 )
 
@@ -78,9 +79,11 @@ def encode(x, table, num_blocks, residual, new_residual, wire, world_size, expon
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
-def decode(wire, table, num_blocks, out, exponent, IS_SCALED: tl.constexpr,
+def decode(wire, table, num_blocks, out, exponent, is_clean, IS_SCALED: tl.constexpr, IS_UNDO: tl.constexpr,
            ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
     """Write the elements of `wire` times 2**-exponent to their places in `out`, ROWS blocks a program."""
+    if IS_UNDO:
+        num_blocks = unless(is_clean, num_blocks)
     _rows, offsets, places, lengths = block_places(table, num_blocks, tl.program_id(0) * ROWS, ROWS, IS_ALIGNED)
     column = tl.arange(0, COLUMNS)
     mask = column < lengths[:, None]

@@ -17,6 +17,7 @@ from gradwire_compression.kernels.tiles.triton import (
     read,
     read_scales,
     settle_scale,
+    unless,
     write,
     write_padding,
 )
@@ -165,10 +166,12 @@ def encode_large(x, table, num_blocks, residual, new_residual, payload, shard_bl
 
 
 @triton.jit(do_not_specialize=["num_blocks", "shard_blocks"])
-def decode(payload, table, num_blocks, out, weight, shard_blocks, shard_bytes, scales_begin,
-           IS_ADDED: tl.constexpr, TURNS: tl.constexpr, VALUE_BYTES: tl.constexpr,
+def decode(payload, table, num_blocks, out, weight, is_clean, shard_blocks, shard_bytes, scales_begin,
+           IS_ADDED: tl.constexpr, IS_UNDO: tl.constexpr, TURNS: tl.constexpr, VALUE_BYTES: tl.constexpr,
            ROWS: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
     """Write or add weight * value, ROWS blocks a program; see `ScaledCodec.decode`."""
+    if IS_UNDO:
+        num_blocks = unless(is_clean, num_blocks)
     rows, offsets, _, lengths = block_places(table, num_blocks, tl.program_id(0) * ROWS, ROWS, IS_ALIGNED)
     is_real = rows < num_blocks
     values, scales = payload_parts(payload, rows, shard_blocks, shard_bytes, scales_begin, VALUE_BYTES)

@@ -72,6 +72,12 @@ def write(pointers, values, mask):
 
 
 @triton.jit
+def unless(is_clean, num_blocks):
+    """Return the blocks to work on: none where the flag, a byte on the device, is set."""
+    return tl.where(tl.load(is_clean) != 0, 0, num_blocks)
+
+
+@triton.jit
 def block_places(table, num_blocks, first, ROWS: tl.constexpr, IS_ALIGNED: tl.constexpr):
     """Return (rows, where they begin in the flat tensor, where in the compact order, their lengths).
 

@@ -17,6 +17,7 @@ from gradwire_compression.kernels.tiles.triton import (
     payload_parts,
     read,
     to_half,
+    unless,
     write,
     write_padding,
 )
@@ -106,13 +107,15 @@ def encode(x, table, num_blocks, residual, new_residual, payload, shard_blocks, 
 
 
 @triton.jit(do_not_specialize=["num_blocks", "shard_blocks"])
-def decode(payload, table, num_blocks, out, weight, shard_blocks, shard_bytes, scales_begin,
-           IS_ADDED: tl.constexpr, NUM_SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+def decode(payload, table, num_blocks, out, weight, is_clean, shard_blocks, shard_bytes, scales_begin,
+           IS_ADDED: tl.constexpr, IS_UNDO: tl.constexpr, NUM_SCALES: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
            ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
     """Write or add weight * value, ROWS blocks a program; see `ScaledCodec.decode`.
 
     First what all elements of a block have in common, then, behind a barrier, those that were sent.
     """
+    if IS_UNDO:
+        num_blocks = unless(is_clean, num_blocks)
     rows, offsets, _, lengths = block_places(table, num_blocks, tl.program_id(0) * ROWS, ROWS, IS_ALIGNED)
     index, numbers, is_there, is_bad = _read_numbers(payload, rows, lengths, num_blocks, shard_blocks, shard_bytes,
                                                      scales_begin, NUM_SCALES, SCALE_COLUMNS)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Taking back an encode whose result is thrown away."""
