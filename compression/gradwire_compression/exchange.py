@@ -258,12 +258,10 @@ class Exchange:
         Buckets come in the order of their index, on all ranks alike. The buffer must not be touched until the
         future is complete. A failure is raised by the future.
         """
-        if self._relay is None:
+        if (relay := self._relay) is None:
             return self._average(view)
-        relay = self._relay
         future = relay.average(view)
-        if relay.is_done:
-            self._relay = None
+        self._relay = None if relay.is_done else relay
         return future
 
     def _average(self, view: BucketView) -> Future[Tensor]:
@@ -384,12 +382,9 @@ class Exchange:
         """Keep what still has to find its bucket, and flush what is averaged exactly from now on."""
         self._waiting.worker = held
         if exact := self._waiting.take_exact(self._active.is_compressed):
-            self._flush = self._begin_flush(exact, is_partial)
-
-    def _begin_flush(self, owed: dict[str, Tensor], is_partial: bool) -> Flush:
-        # Views would keep the memory of the tensors beside them.
-        owed = {name: tensor.clone() if is_partial else tensor for name, tensor in owed.items()}
-        return Flush(owed, self._agree)
+            # Views would keep the memory of the tensors beside them.
+            owed = {name: tensor.clone() if is_partial else tensor for name, tensor in exact.items()}
+            self._flush = Flush(owed, self._agree)
 
     def _agree(self, value: float) -> float:
         world_size = self.world_size if self._ranks.group is not None else 1

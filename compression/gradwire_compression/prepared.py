@@ -18,7 +18,7 @@ from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.collectives.hierarchical import Hierarchical, is_divisible
 from gradwire_compression.collectives.low_rank import LowRank
 from gradwire_compression.collectives.nodes import NodeGroups
-from gradwire_compression.collectives.power import AgreedPower
+from gradwire_compression.collectives.power import AgreedPower, Powers
 from gradwire_compression.collectives.two_phase import TwoPhase
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
@@ -77,8 +77,7 @@ class Prepared:
         self.buckets: dict[int, LossyBucket] = {}
         self._ranks, self._device, self._parameters = ranks, device, parameters
         self.warm_starts = WarmStarts()
-        # Exponents that the ranks agreed on, by parameter name.
-        self.powers: dict[str, Tensor] = {}
+        self.powers: Powers = {}
         self._compressed = {
             decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
         }
@@ -198,7 +197,8 @@ class Prepared:
         """Give up the buckets from `first_index` on, with their residuals."""
         for index in [index for index in self._shapes if index >= first_index]:
             del self._shapes[index]
-            self.buckets.pop(index, None)
+            if bucket := self.buckets.pop(index, None):
+                self.powers.pop(tuple(slot.name for slot in bucket.compressed), None)
 
     def _from(self, first_index: int) -> list[LossyBucket]:
         return [bucket for index, bucket in self.buckets.items() if index >= first_index]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire_compression.buckets import BucketShape, pack
 from gradwire_compression.collectives.nodes import Nodes
+from gradwire_compression.collectives.power import Powers
 from gradwire_compression.errors import StateError
 from gradwire_compression.hashing import hash_json
 from gradwire_compression.memory_order import is_permuted, memory_order
@@ -106,11 +107,11 @@ def buckets_of(state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> li
     return shapes
 
 
-def powers_of(state: Mapping[str, Any], nodes: Nodes) -> dict[str, Tensor]:
+def powers_of(state: Mapping[str, Any], nodes: Nodes) -> Powers:
     """Return the exponents that were agreed on; none on other nodes, where other ranks have to agree."""
     if [*map(tuple, state["nodes"])] != [*nodes]:
         return {}
-    return {name: torch.tensor([power], dtype=torch.int32) for name, power in state["powers"].items()}
+    return {tuple(names): torch.tensor([power], dtype=torch.int32) for names, power in state["powers"]}
 
 
 def _device(parameters: Mapping[str, Tensor]) -> torch.device:

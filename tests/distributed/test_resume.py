@@ -245,7 +245,7 @@ EMPTY = {
     "buckets": [],
     "owner_residuals": {},
     "warm_starts": {},
-    "powers": {},
+    "powers": [],
     "permuted": {},
 }
 

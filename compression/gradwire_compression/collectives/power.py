@@ -1,6 +1,6 @@
 """The power of two that keeps a bucket's float16 sums within range, agreed without an exchange of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ _LOWEST, _HIGHEST = -115, 100
 _BIAS = 200
 # Stands for an exponent that is not known yet.
 _UNKNOWN = -1000
+
+# [1] int32 by the parameters of a bucket, in order.
+Powers = dict[tuple[str, ...], Tensor]
 
 
 class AgreedPower:
@@ -30,20 +33,21 @@ class AgreedPower:
     and the exchange after it knows the new magnitude.
     """
 
-    def __init__(self, held: dict[str, Tensor], names: Sequence[str], device: torch.device) -> None:
-        """Go on from the exponents in `held`, equal on all ranks, and keep them there.
+    def __init__(self, held: Powers, names: Sequence[str], device: torch.device) -> None:
+        """Go on from the exponent that `held` has for the bucket, and keep it there.
 
         Args:
-            held: [1] int32 by parameter name; where the parameters of the bucket come from several, the smallest is
-                safe.
+            held: Exponents by the parameters of their buckets. What was agreed on for another bucket says
+                nothing of this one; in an exchange of two levels each rank of a node has a shard of its own.
             names: The parameters of the bucket.
             device: Where it is exchanged; nothing here waits for it.
         """
-        known = known_powers({name: held[name] for name in names if name in held})
-        self._known = torch.full((1,), min(known.values(), default=_UNKNOWN), dtype=torch.int32, device=device)
+        self._known = torch.full((1,), _UNKNOWN, dtype=torch.int32, device=device)
+        if (known := held.get(tuple(names))) is not None:
+            self._known.copy_(known)
         # [1] int32: what the next exchange multiplies by, as a power of two.
         self.exponent = _or_zero(self._known)
-        held.update(dict.fromkeys(names, self._known))
+        held[tuple(names)] = self._known
 
     def write(self, slots: Tensor, rank: int, largest: Tensor) -> None:
         """Fill this rank's [W] slots; `largest` is [1] float32, 0 if nothing is known."""
@@ -60,9 +64,9 @@ class AgreedPower:
         self.exponent.copy_(_or_zero(self._known))
 
 
-def known_powers(held: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the exponents that are known; waits for the device that holds them."""
-    return {name: int(power) for name, power in held.items() if int(power) != _UNKNOWN}
+def known_powers(held: Powers) -> list[tuple[list[str], int]]:
+    """Return (parameters, exponent) of the buckets whose exponent is known; waits for the device."""
+    return [(list(names), int(power)) for names, power in held.items() if int(power) != _UNKNOWN]
 
 
 def _or_zero(known: Tensor) -> Tensor:
