@@ -64,7 +64,7 @@ class Exchange:
             optimizer_class: As `optimizer_class_name` gives it, None if unknown.
             observer: Told of every step and bucket.
             clock: Monotonic, seconds.
-            lane_group: A group of the same ranks that nobody else uses; None makes one.
+            lane_group: A group of the same ranks that nobody else uses; None makes one where there are several.
             nodes: Ranks in `group` by node, equal on every rank; empty if unknown. Several nodes with equally many
                 ranks, more than one, get the groups of a hierarchical exchange.
             loss_scale: Returns what the loss is multiplied by, equal on every rank; None if it is not scaled.
@@ -83,9 +83,7 @@ class Exchange:
         self._optimizer_class = optimizer_class
         self._observer = GuardedObserver(observer)
         self._clock = clock
-        if self.world_size == 1:
-            lane_group = None
-        elif lane_group is None:
+        if lane_group is None and self.world_size > 1:
             lane_group = compat.new_side_group(group)
         self._nodes = check(nodes, self.world_size)
         reason = flat_reason(self._nodes)
@@ -125,6 +123,9 @@ class Exchange:
             RuntimeError: Out of memory.
         """
         check_optimizer(plan, self._optimizer_class)
+        group = self._ranks.group
+        if plan.codec != "none" and group is not None and self._device.type == "cuda":
+            compat.check_stream_ordered(group, plan.codec)
         if self._is_closed and plan.codec != "none":
             raise PlanError(f"{plan.codec} is not possible any more: the exchange is closed; use none")
         prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, self._device)

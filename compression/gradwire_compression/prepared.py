@@ -11,6 +11,7 @@ from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot
 from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.cast import Cast
@@ -86,8 +87,16 @@ class Prepared:
         if self._compressed and ranks.group is not None:
             kind = next(iter(parameters.values())).device
             self._codec = registry.make(plan.codec, plan.parameters, kind)
+        if device.type == "cuda" and self._codec is not None:
+            self._warm_up(self._codec)
         for shape in shapes:
             self.build(shape)
+
+    def _warm_up(self, codec: ScaledCodec | CastCodec | LowRankCodec) -> None:
+        # Between nodes a shard is float32 whatever the bucket is.
+        dtypes = {torch.float32, *(self._parameters[name].dtype for name in self._compressed)}
+        if not isinstance(codec, LowRankCodec):
+            codec.warm_up(self._device, sorted(dtypes, key=str))
 
     @property
     def memory_bytes(self) -> int:

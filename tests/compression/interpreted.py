@@ -8,6 +8,7 @@ import sys
 import torch
 from gradwire_compression.buckets import pack
 from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.kernels import cuda, dispatch
 from gradwire_compression.kernels.blocks import lane_sum, payload_bytes
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
@@ -15,6 +16,7 @@ from gradwire_compression.layout import Layout
 
 from tests.compression.samples import SIZES, hard_values, layout_of, same_bits
 
+CPU = torch.device("cpu")
 # Block and offset: whole lanes and aligned, neither, and the largest that onebit keeps in registers.
 SHAPES = ((256, 0), (100, 3), (1024, 4))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,7 +66,7 @@ def check_scaled(name, x, layout, residual, num_scales):
 
 def check_shards(name, x, layout, residual, num_scales):
     """Two shards, an empty block in the last, encoded and decoded at once; then taken back, and not."""
-    codec = ScaledCodec(name, layout.block, torch.device("cpu"), num_scales)
+    codec = ScaledCodec(name, layout.block, CPU, num_scales)
     shards = layout.deal(0, layout.num_blocks // 2 + 1, 2)
     results = []
     for kernels in (cuda.TritonKernels(name, num_scales), dispatch.reference_kernels(name, num_scales)):
@@ -80,6 +82,21 @@ def check_shards(name, x, layout, residual, num_scales):
         results.append((payloads, new, out, kept, back))
     for what, one, other in zip(("payloads", "residual", "out", "kept", "taken back"), *results, strict=True):
         assert same_bits(one, other), f"shards: {what}"
+
+
+def check_warm_up(name):
+    """What an attach runs on an accelerator."""
+    if name in cuda.CASTS:
+        codec = CastCodec(name, CPU)
+        codec._kernels = cuda.TritonCastKernels(name)
+    else:
+        codec = ScaledCodec(name, TOPK_BLOCK, CPU, num_scales_of(name, 0))
+        codec._kernels = cuda.TritonKernels(name, codec.num_scales)
+    codec.warm_up(CPU, DTYPES)
+
+
+def num_scales_of(name, turn):
+    return KEPT[turn % len(KEPT)] if name == "topk" else 1
 
 
 def check_cast(name, x, layout, residual, world_size, exponent):
@@ -106,7 +123,7 @@ def check(name, x, layout, residual):
         for world_size, exponent in ((1, 0), (3, 0)) if name == "bf16" else ((1, 0), (3, -9), (6, 100), (2, -115)):
             check_cast(name, x, layout, residual, world_size, exponent)
         return
-    num_scales = KEPT[x.numel() % len(KEPT)] if name == "topk" else 1
+    num_scales = num_scales_of(name, x.numel())
     check_scaled(name, x, layout, residual, num_scales)
     if layout.num_blocks < 16:
         check_shards(name, x, layout, residual, num_scales)
@@ -175,6 +192,7 @@ def main(name):
     check(name, hard_values(4097), layout_of(4097, largest_block), torch.zeros(4097))
     for x, layout in hard_cases(name):
         check(name, x, layout, torch.zeros(layout.numel))
+    check_warm_up(name)
     print("equal")
 
 

@@ -37,5 +37,14 @@ def test_plan_has_the_fields_and_defaults_that_travel():
 
 @pytest.mark.parametrize("name", [name for name in registry.available() if name != "none"])
 def test_codec_without_kernels_for_a_device_is_refused(name):
-    with pytest.raises(PlanError, match=f"{name} has no kernels for cuda tensors in this version; use none"):
-        registry.make(name, Plan(codec=name).parameters, torch.device("cuda"))
+    with pytest.raises(PlanError, match=f"{name} has no kernels for mps tensors in this version; use none"):
+        registry.make(name, Plan(codec=name).parameters, torch.device("mps"))
+
+
+@pytest.mark.parametrize("name", [name for name in registry.available() if name != "none"])
+def test_codecs_but_powersgd_have_kernels_for_cuda(name):
+    if name == "powersgd":
+        with pytest.raises(PlanError, match="powersgd has no kernels for cuda tensors"):
+            registry.make(name, Plan(codec=name).parameters, torch.device("cuda"))
+    else:
+        assert registry.make(name, Plan(codec=name).parameters, torch.device("cuda")).name == name

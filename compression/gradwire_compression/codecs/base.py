@@ -1,10 +1,12 @@
 """Codecs of blocks: int8, onebit and their like with one scale a block, and topk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 
+from gradwire_compression.buckets import pack
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.kernels.blocks import align, payload_bytes
 from gradwire_compression.layout import Layout, Shards
@@ -130,6 +132,21 @@ class ScaledCodec:
             return
         for shard, payload, part in zip(shards.each, payloads, _parts(residual, shards), strict=True):
             self._kernels.take_back(is_clean, payload, shard, part, buffer, undo)
+
+    def warm_up(self, device: torch.device, dtypes: Iterable[torch.dtype]) -> None:
+        """Run every kernel on one block of each dtype, so that no step waits for a compiler.
+
+        Kernels differ by whether blocks begin at multiples of four elements.
+        """
+        for dtype, numel in product(dtypes, (self.block, 3)):
+            shards = Layout.build(pack([("", numel)]), self.block).deal(0, 1, 1)
+            x, undo = torch.zeros(numel, dtype=dtype, device=device), torch.zeros(numel, device=device)
+            old, new = (torch.zeros(numel, device=device) for _ in range(2))
+            payloads = torch.empty(1, self.wire_bytes(1), dtype=torch.uint8, device=device)
+            self.encode_shards(x, shards, old, payloads)
+            self.reduce(payloads, shards.whole.compact(), old, payloads[0].clone(), new)
+            self.decode_shards(payloads, shards, x)
+            self.take_back(torch.zeros((), dtype=torch.bool, device=device), payloads, shards, old, x, undo)
 
     def are_finite(self, payloads: Tensor, num_blocks: int) -> Tensor:
         """Return [n, num_blocks] bool: which blocks of payloads [n, wire_bytes(num_blocks)] are finite."""

@@ -1,8 +1,12 @@
 """Codecs that cast for a native all-reduce: bf16 and fp16."""
 
+from collections.abc import Iterable
+from itertools import product
+
 import torch
 from torch import Tensor
 
+from gradwire_compression.buckets import pack
 from gradwire_compression.kernels import dispatch
 from gradwire_compression.layout import Layout
 
@@ -79,6 +83,21 @@ class CastCodec:
             exponent: As in `encode`.
         """
         self._kernels.take_back(is_clean, wire, layout, residual, buffer, undo, world_size, exponent)
+
+    def warm_up(self, device: torch.device, dtypes: Iterable[torch.dtype]) -> None:
+        """Run every kernel on one block of each dtype, so that no step waits for a compiler.
+
+        Kernels differ by whether blocks begin at multiples of four elements.
+        """
+        for dtype, numel in product(dtypes, (self.block, 3)):
+            layout = Layout.build(pack([("", numel)]), self.block)
+            x, wire = (torch.zeros(numel, dtype=kind, device=device) for kind in (dtype, self.dtype))
+            residual, undo = (torch.zeros(numel, device=device) for _ in range(2))
+            exponent, largest = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, device=device)
+            self.encode(x, layout, residual, wire, 1, exponent, largest)
+            self.decode(wire, layout, x, exponent)
+            is_clean = torch.zeros((), dtype=torch.bool, device=device)
+            self.take_back(is_clean, wire, layout, residual, x, undo, 1, exponent)
 
     def undo_bytes(self, num_elements: int) -> int:
         """Return the bytes that `take_back` needs for so many elements."""

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from gradwire_compression.errors import PlanError
+
 # torch 2.13 renamed it and warns about the old name.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -32,6 +34,16 @@ def start_all_gather(output: Tensor, source: Tensor, group: ProcessGroup) -> Wor
     """Start gathering every rank's `source` into `output`, in rank order."""
     assert output.numel() == source.numel() * dist.get_world_size(group)
     return cast(Work, _all_gather(output, source, group=group, async_op=True))
+
+
+def check_stream_ordered(group: ProcessGroup, codec: str) -> None:
+    """Refuse a backend that does not order its work by CUDA streams.
+
+    Raises:
+        PlanError: The group's is gloo.
+    """
+    if dist.get_backend(group) == "gloo":
+        raise PlanError(f"{codec} averages CUDA gradients over NCCL only, and this group is gloo's; use none")
 
 
 def group_timeout(group: ProcessGroup | None) -> timedelta:

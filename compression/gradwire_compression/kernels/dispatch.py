@@ -1,6 +1,7 @@
 """Which kernels run on which device; a missing backend falls back to the reference and says so once."""
 
 import logging
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from gradwire_compression.kernels.blocks import ReferenceKernels, ScaledOperatio
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
 from gradwire_compression.kernels.cpu import CpuCastKernels, CpuKernels
 from gradwire_compression.kernels.fp8.reference import Fp8Operation
+from gradwire_compression.kernels.host import HostCastKernels, HostKernels
 from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
@@ -36,6 +38,10 @@ _OPERATIONS: dict[str, ScaledOperation] = {
 _NOT_BUILT = (
     "the compiled CPU kernels are missing (no C compiler when Gradwire was installed), "
     "so codecs run as plain torch operations and are many times slower"
+)
+_NO_TRITON = (
+    "Triton is not installed, so codecs copy CUDA gradients to the CPU and back and are many times slower "
+    "(pip install triton)"
 )
 _said: set[str] = set()
 
@@ -116,9 +122,17 @@ def is_compiled() -> bool:
     return _cpu is not None
 
 
+def has_triton() -> bool:
+    """Return whether kernels for CUDA can be compiled here."""
+    return find_spec("triton") is not None
+
+
 def notes() -> tuple[str, ...]:
-    """Return what the user should know about the kernels of this installation; empty if all are compiled."""
-    return () if is_compiled() else (_NOT_BUILT,)
+    """Return what the user should know about the kernels of this installation; empty if all are there."""
+    found = [] if is_compiled() else [_NOT_BUILT]
+    if torch.cuda.is_available() and not has_triton():
+        found.append(_NO_TRITON)
+    return tuple(found)
 
 
 def value_bytes(name: str, block: int, num_scales: int = 1) -> int:
@@ -137,8 +151,12 @@ def scaled_kernels(name: str, device: torch.device, num_scales: int = 1) -> Scal
     Raises:
         PlanError: No kernels run there.
     """
-    _check_device(name, device)
-    return CpuKernels(_cpu, name, num_scales) if _cpu is not None else reference_kernels(name, num_scales)
+    if _is_compiled_for(name, device):
+        from gradwire_compression.kernels.cuda import TritonKernels
+
+        return TritonKernels(name, num_scales)
+    kernels = CpuKernels(_cpu, name, num_scales) if _cpu is not None else reference_kernels(name, num_scales)
+    return kernels if device.type == "cpu" else HostKernels(kernels)
 
 
 def cast_kernels(name: str, device: torch.device) -> CastKernels:
@@ -147,18 +165,32 @@ def cast_kernels(name: str, device: torch.device) -> CastKernels:
     Raises:
         PlanError: No kernels run there.
     """
-    _check_device(name, device)
-    return CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
+    if _is_compiled_for(name, device):
+        from gradwire_compression.kernels.cuda import TritonCastKernels
+
+        return TritonCastKernels(name)
+    kernels = CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
+    return kernels if device.type == "cpu" else HostCastKernels(kernels)
 
 
 def _operation(name: str, num_scales: int) -> ScaledOperation:
     return TopkOperation(num_scales) if name == "topk" else _OPERATIONS[name]
 
 
-def _check_device(name: str, device: torch.device) -> None:
-    if device.type != "cpu":
+def _is_compiled_for(name: str, device: torch.device) -> bool:
+    """Return whether Triton compiles kernels for this device; say once what is missing if nothing does."""
+    if device.type not in ("cpu", "cuda"):
         raise PlanError(f"{name} has no kernels for {device.type} tensors in this version; use none")
-    for note in notes():
-        if note not in _said:
-            _said.add(note)
-            _log.warning(note)
+    if device.type == "cuda" and has_triton():
+        return True
+    if device.type == "cuda":
+        _say(_NO_TRITON)
+    if not is_compiled():
+        _say(_NOT_BUILT)
+    return False
+
+
+def _say(note: str) -> None:
+    if note not in _said:
+        _said.add(note)
+        _log.warning(note)
