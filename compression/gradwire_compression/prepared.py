@@ -207,7 +207,10 @@ class Prepared:
         for index in [index for index in self._shapes if index >= first_index]:
             del self._shapes[index]
             if bucket := self.buckets.pop(index, None):
-                self.powers.pop(tuple(slot.name for slot in bucket.compressed), None)
+                # The stages of an exchange in two levels have a power each.
+                last = bucket.compressed[-1].name
+                for names in [names for names in self.powers if names[-1] == last]:
+                    del self.powers[names]
 
     def _from(self, first_index: int) -> list[LossyBucket]:
         return [bucket for index, bucket in self.buckets.items() if index >= first_index]
@@ -221,7 +224,7 @@ class Prepared:
 
         def across(owned: tuple[Slot, ...], stage: int) -> LossyCollective:
             # Those that a shard's pieces come from would differ between ranks, and a stage has one power anyway.
-            of_stage = [f"{name}, stage {stage}" for name in names]
+            of_stage = [f"stage {stage}", *names]
             scratch = self._scratch.section(f"stage {stage}")
             return self._flat(owned, of_stage, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)
 
