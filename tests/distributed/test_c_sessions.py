@@ -16,6 +16,7 @@ from gradwire_protocol import routes
 from gradwire_protocol.records import Event
 from server_process import ServerProcess, server  # noqa: F401 (a fixture)
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.distributed
@@ -86,6 +87,31 @@ def test_c15_sessions_of_two_models_share_nothing(tmp_path):
             assert together[name][1] == solo[name][1]
             assert together[name][1][:25] == ["onebit"] * 25
             assert together[name][1][30:] == ["none" if name == "D" else "onebit"] * 20
+
+
+def _c16(rank: int, world_size: int, folder: str, url: str, token: str) -> tuple[str, int]:
+    """Rank 1 runs out of data after three of five steps."""
+    pulse_with_every_exchange()
+    ddp = DistributedDataParallel(nn.Linear(16, 16))
+    plan = {"codec": "int8", "min_elements": 1}
+    session = attach(ddp, None, folder, plan=plan, server=url, token=token, run="uneven")
+    with Join([ddp]):
+        for _ in range(5 if rank == 0 else 3):
+            ddp(torch.ones(2, 16)).sum().backward()
+            session.step(samples=2)
+    session.close()
+    return session.run_id, session.current_step - 1
+
+
+def test_c16_rank_without_data_is_not_called_dead(server: ServerProcess, tmp_path):  # noqa: F811
+    client = server.operator()
+    (run, num_first), (_, num_second) = run_ranks(2, _c16, str(tmp_path), server.url, server.ingest_token)
+    assert (num_first, num_second) == (5, 3)
+    summary = client.get(routes.RUN.format(run=run)).json()["summary"]
+    assert summary["status"]["name"] == "finished"
+    assert (summary["step"], summary["world_size"]) == (5, 2)
+    events = client.get(routes.EVENTS.format(run=run)).json()["events"]
+    assert not [event for event in events if event["kind"] in ("unsteered", "lost", "failed")]
 
 
 def _c22(rank: int, world_size: int, folder: str, with_scaler: bool) -> torch.Tensor:
