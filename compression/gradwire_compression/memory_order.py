@@ -41,7 +41,7 @@ def as_flat(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Return [numel], the elements of a tensor of the parameter's shape as its gradient lies in memory."""
     order = memory_order(parameter)
     ones = [dim for dim in range(parameter.dim()) if dim not in order]
-    return tensor.permute(*ones, *order).reshape(-1)
+    return tensor.permute((*ones, *order)).reshape(-1)
 
 
 def as_parameters(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

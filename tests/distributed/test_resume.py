@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import os
 import random
 import re
 import subprocess
@@ -79,6 +80,57 @@ def test_c37_ten_and_ten_steps_are_twenty_bit_for_bit(codec, tmp_path):
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "powersgd"])
 def test_c37_holds_for_exchanges_in_two_levels(codec, tmp_path):
     _c37_in_parts(codec, str(tmp_path), 4, ((0, 1), (2, 3)))
+
+
+class Mixture(nn.Module):
+    """Sparse rows, bfloat16 and float32 matrices, a complex, a scalar and an empty parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(10, 8, sparse=True)
+        self.first = nn.Linear(8, 16, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 12)
+        self.turning = nn.Parameter(torch.randn(6, 5, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, ids):
+        rows = self.first(self.embedding(ids).bfloat16()).float()
+        return (self.last(self.norm(rows)) * self.scale).sum() + self.turning.abs().sum() + self.nothing.sum()
+
+
+def _mixture(rank, world_size, ddp_arguments):
+    """Ten steps in one model, and the last five of them again in another that goes on from a state."""
+    runs = []
+    state, weights = None, None
+    for first in (1, 6):
+        net = Mixture()
+        model, exchange, script = wrap(net, plan_for("int8"), bucket_cap_mb=0.0005, **ddp_arguments)
+        if state is not None:
+            net.load_state_dict(weights)
+            exchange.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(first, 11):
+            ids = torch.randint(10, (6,), generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad()
+            model(ids).backward()
+            optimizer.step()
+            if step == 5:
+                state, weights = exchange.state_dict(), copy.deepcopy(net.state_dict())
+        assert not script.errors
+        runs.append({name: parameter.detach().clone() for name, parameter in net.named_parameters()})
+    return [name for name in runs[0] if not torch.equal(runs[0][name], runs[1][name])]
+
+
+@pytest.mark.parametrize(
+    "ddp_arguments",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}],
+    ids=["default", "bucket view", "find unused"],
+)
+def test_whatever_a_model_is_made_of_goes_on_with_the_same_bits(ddp_arguments):
+    assert run_ranks(3, _mixture, ddp_arguments) == [[]] * 3
 
 
 def _random(generator):
@@ -163,6 +215,26 @@ def test_state_brings_its_plan_and_every_owner_its_part():
     for is_equal, (before, after) in run_ranks(3, _exact_then):
         assert is_equal
         assert before == pytest.approx(after, rel=1e-4)
+
+
+def _die_after_loading(rank, world_size):
+    model, exchange, _ = wrap(Given(*SHAPES), plan_for("int8"), bucket_cap_mb=0.002)
+    gradients = [torch.ones(shape) for shape in SHAPES]
+    for _ in range(2):
+        model(gradients).backward()
+    exchange.load_state_dict(exchange.state_dict())
+    if rank == 1:
+        os._exit(0)
+    try:
+        model(gradients).backward()
+    except Exception as error:
+        # Not through the parent: a rank that died makes run_ranks fail whatever this one returns.
+        raise RuntimeError(f"backward raised {type(error).__name__}: {error}") from error
+
+
+def test_a_peer_that_dies_in_the_first_step_fails_backward_as_in_any_other():
+    with pytest.raises(AssertionError, match=r"backward raised \w+: .*int8: averaging bucket \d failed"):
+        run_ranks(2, _die_after_loading)
 
 
 def _strided_owner(rank, world_size):
