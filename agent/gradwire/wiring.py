@@ -21,6 +21,7 @@ from gradwire.session import Session
 from gradwire.settings import Settings
 from gradwire.steering.ballot import Ballot
 from gradwire.steering.pulse import Pulse
+from gradwire.steering.replicas import Replicas
 from gradwire.steering.steering import Member, Steering
 from gradwire.timing.clock import Clock, clock_for
 from gradwire.timing.phases import Phases, install
@@ -59,6 +60,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         recorder=recorder,
         pulse=Pulse(pulse_group) if pulse_group is not None else None,
         ballot=_ballot(pulse_group, member),
+        replicas=Replicas(_replicated(model), pulse_group),
         start_step=settings.start_step,
         on_result=outlet.on_result,
         on_event=outlet.on_event,
@@ -119,6 +121,16 @@ def _trainable(model: DistributedDataParallel) -> NamedParameters:
     if not parameters:
         raise AttachError("the model has no parameter that requires a gradient, so nothing is exchanged")
     return parameters
+
+
+def _replicated(model: DistributedDataParallel) -> NamedParameters:
+    """Return what DDP made equal on all ranks when it wrapped the module; what it was told to ignore may differ."""
+    ignored = model.parameters_to_ignore
+    return [
+        (name, parameter)
+        for name, parameter in model.module.named_parameters()
+        if name not in ignored and parameter.layout == torch.strided and not parameter.is_meta
+    ]
 
 
 def _exchange(

@@ -85,3 +85,18 @@ def test_no_entry_is_ever_nan():
     entries = encode(Facts(durations_sync=1, durations=(math.nan, math.inf, -math.inf)))
     assert not entries.isnan().any()
     assert not (entries == -math.inf).any()
+
+
+@pytest.mark.parametrize(
+    ("checksums", "expected"),
+    [
+        ((5, 5), True),
+        ((5, 6), False),
+        ((0, 0), True),
+        ((2**48 - 1, 0), False),
+        ((5, None), None),
+        ((None, None), None),
+    ],
+)
+def test_replicas_are_compared_only_where_all_ranks_know_theirs(checksums, expected):
+    assert agree(*(Facts(checksum=checksum) for checksum in checksums)).has_equal_replicas is expected

@@ -290,6 +290,25 @@ def test_non_finite_points_are_counted(connection: Connection) -> None:
     assert shown.quality.state == "breach"
 
 
+def test_copies_that_differ_are_named_until_they_agree_or_the_training_restarts(connection: Connection) -> None:
+    run = StoredRun(connection)
+    run.send(_copies("replicas_differ", "old.weight"))
+    run.send(_copies("replicas_differ", "body.weight"))
+    run.send(Event(at=0.0, step=8, kind="note", message="something else"))
+    assert view(connection, run).trust.differing_parameter == "body.weight"
+    run.send(_copies("replicas_agree", ""))
+    assert view(connection, run).trust.differing_parameter == ""
+    run.send(_copies("replicas_differ", "head.weight"))
+    assert view(connection, run).trust.differing_parameter == "head.weight"
+    run.restart()
+    run.send()
+    assert view(connection, run).trust.differing_parameter == ""
+
+
+def _copies(kind: str, parameter: str) -> Event:
+    return Event(at=0.0, step=8, kind=kind, message="", level="error", data={"parameter": parameter})
+
+
 def test_history_is_newest_first(connection: Connection) -> None:
     run = StoredRun(connection)
     for step in range(30):

@@ -22,6 +22,14 @@ DATA: dict[str, dict[str, object]] = {
     "expired": {"revision": 3, "codec": "int8", "author": "Ada", "why": "x"},
     "reason": {"revision": 3, "author": "Ada", "reason": "too slow"},
     "baseline": {"author": "Ada", "baseline": "id", "name": "first"},
+    "replicas_differ": {
+        "parameter": "body.weight",
+        "num_parameters": 2,
+        "parameters": "body.weight, body.bias",
+        "num_ranks": 7,
+        "ranks": "1,3",
+    },
+    "replicas_agree": {},
 }
 
 
@@ -57,6 +65,10 @@ def test_kinds_are_told_in_sentences() -> None:
     assert text("switched", is_rollback=True, cause="guard", reason="loss is NaN") == (
         "All 8 processes rolled back to uncompressed. Done automatically. Reason: loss is NaN."
     )
+    assert text("replicas_differ", num_ranks=2) == (
+        "Copies of the model differ in body.weight, body.bias; the first on process 1, process 3."
+    )
+    assert "process 3 and 5 more." in text("replicas_differ")
     assert text("refused") == "Change 3 was refused. node-02: out of memory"
     assert text("baseline", name=None) == "Ada took the baseline back."
 

@@ -85,10 +85,16 @@ def test_trust_line_tells_age_nodes_cost_and_losses() -> None:
         "Gradwire itself takes 0.2 % of a step",
     ]
     view = TrustView(
-        age_seconds=None, num_nodes_reporting=0, num_nodes=1, agent_cost=Measure(reason="x"), num_dropped=3
+        age_seconds=None,
+        num_nodes_reporting=0,
+        num_nodes=1,
+        agent_cost=Measure(reason="x"),
+        num_dropped=3,
+        differing_parameter="body.weight",
     )
     assert trust(english(), run_view(trust=view)) == [
         "No data so far",
         "Gradwire's own cost is not measured yet",
         "3 records were dropped",
+        "Copies of the model differ, first in body.weight",
     ]

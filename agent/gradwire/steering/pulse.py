@@ -19,7 +19,7 @@ MAX_BUCKETS = 256
 # Why a rank asks everybody to go back to uncompressed; the largest wins.
 NO_ROLLBACK, LOCAL_ROLLBACK, GUARD_ROLLBACK = 0, 1, 2
 
-_NUM_FACTS = 20
+_NUM_FACTS = 21
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Facts:
     # The last complete exchange and the seconds each of its buckets took on this rank.
     durations_sync: int = 0
     durations: Sequence[float] = ()
+    # Of the parameters last read, below 2**48; None for unknown.
+    checksum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Agreement:
     durations_sync: int
     # None if the ranks spoke of different exchanges, or some rank did not know.
     least_durations: tuple[float, ...] | None
+    # Whether all ranks read the same parameters; None if some rank does not know yet.
+    has_equal_replicas: bool | None
 
 
 def encode(facts: Facts) -> Tensor:
@@ -78,6 +82,8 @@ def encode(facts: Facts) -> Tensor:
         facts.interval,
         *_both(facts.durations_sync),
         *_both(len(durations)),
+        *_both(facts.checksum or 0),
+        int(facts.checksum is not None),
     ]
     entries = [float(value) for value in head]
     entries += [math.inf] * (_NUM_FACTS - len(entries))
@@ -105,6 +111,7 @@ def decode(entries: Tensor) -> Agreement:
         interval=int(values[13]) if math.isfinite(values[13]) else 1,
         durations_sync=int(durations_sync) if durations_sync is not None else 0,
         least_durations=least,
+        has_equal_replicas=_equal(values, 18) is not None if values[20] == 1 else None,
     )
 
 

@@ -22,6 +22,7 @@ from gradwire.steering.ballot import Ballot, fits, try_preparing
 from gradwire.steering.cadence import Cadence
 from gradwire.steering.guard import Guard
 from gradwire.steering.pulse import GUARD_ROLLBACK, LOCAL_ROLLBACK, NO_ROLLBACK, Agreement, Facts, Pulse
+from gradwire.steering.replicas import Replicas
 from gradwire.timing.clock import Clock
 from gradwire.timing.phases import Phases
 from gradwire.timing.recorder import Recorder
@@ -62,6 +63,7 @@ class Steering:
         recorder: Recorder,
         pulse: Pulse | None,
         ballot: Ballot | None,
+        replicas: Replicas,
         start_step: int,
         on_result: Callable[[Result, bool], None],
         on_event: Callable[[Event], None],
@@ -72,6 +74,7 @@ class Steering:
         self._recorder = recorder
         self._pulse = pulse
         self._ballot = ballot
+        self._replicas = replicas
         self._on_result = on_result
         self._on_event = on_event
         self._lock = threading.Lock()
@@ -233,6 +236,10 @@ class Steering:
                 f"ranks disagree on the active plan at step {self.step}: rank {self._member.rank} holds "
                 f"{self._exchange().plan.to_dict()} of epoch {self.epoch}; restart from a checkpoint"
             )
+        if agreement.has_equal_replicas is not None:
+            news = self._replicas.settle(agreement.has_equal_replicas)
+            if news is not None and self._member.rank == 0:
+                self._on_event(news)
         if agreement.is_stopping:
             self._stop()
         elif agreement.rollback != NO_ROLLBACK:
@@ -334,6 +341,7 @@ class Steering:
             interval=self._cadence.wanted_interval() if is_leader else float("inf"),
             durations_sync=previous.number if previous is not None else 0,
             durations=durations,
+            checksum=self._replicas.checksum(self.step, is_training=not self._phases.is_shadow),
         )
 
     def _switched(

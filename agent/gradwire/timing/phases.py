@@ -28,6 +28,8 @@ class Phases:
         self.syncs: list[SyncTrace] = []
         self._is_paused = False
         self._is_backward = False
+        # Whether the last exchange was outside any backward pass, only for the sake of other ranks.
+        self.is_shadow = False
 
     def begin(self, phase: Phase) -> None:
         """Say that `phase` begins now; inside a pause everything belongs to the pause."""
@@ -68,12 +70,13 @@ class Phases:
         """
         if self._is_backward:
             return
-        self._is_backward = True
+        self._is_backward, self.is_shadow = True, False
         self.begin("backward")
         try:
             Variable._execution_engine.queue_callback(self._end_of_backward)
         except RuntimeError:
             # Join's shadow pass exchanges buckets outside any backward pass.
+            self.is_shadow = True
             self._end_of_backward()
 
     def _end_of_backward(self) -> None:

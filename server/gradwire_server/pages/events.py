@@ -97,6 +97,21 @@ def _baseline(words: Wording, data: Data, device: str) -> str:
     return words.say("{who} chose {name} as the baseline.", who=data["author"], name=data["name"])
 
 
+def _replicas_differ(words: Wording, data: Data, device: str) -> str:
+    ranks = ", ".join(words.rank(int(rank), device) for rank in data["ranks"].split(","))
+    if (left := data["num_ranks"] - len(data["ranks"].split(","))) > 0:
+        ranks = words.say("{names} and {count} more", names=ranks, count=words.number(left))
+    return words.say(
+        "Copies of the model differ in {parameters}; the first on {ranks}.",
+        parameters=data["parameters"],
+        ranks=ranks,
+    )
+
+
+def _replicas_agree(words: Wording, data: Data, device: str) -> str:
+    return words.say("All copies of the model are equal again.")
+
+
 SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
@@ -108,4 +123,6 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "expired": _expired,
     "reason": _reason,
     "baseline": _baseline,
+    "replicas_differ": _replicas_differ,
+    "replicas_agree": _replicas_agree,
 }

@@ -84,3 +84,23 @@ def event_view(row: Row[Any]) -> EventView:
         rank=row.rank,
         data=row.data,
     )
+
+
+def differing_parameter(connection: Connection, run: str, attempt: str, model: str) -> str:
+    """Return the first parameter of which the ranks hold different values by the newest word, empty if none.
+
+    Cost: reads the run's events from the newest on until one speaks of it.
+    """
+    query = (
+        select(events.c.kind, events.c.data)
+        .where(
+            events.c.run == run,
+            events.c.attempt == attempt,
+            events.c.model == model,
+            events.c.kind.in_(("replicas_differ", "replicas_agree")),
+        )
+        .order_by(events.c.number.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return str(row.data.get("parameter", "")) if row is not None and row.kind == "replicas_differ" else ""

@@ -10,6 +10,7 @@ from gradwire_server.quality.reading import quality
 from gradwire_server.runs import loop
 from gradwire_server.runs.changes import changes, event_views
 from gradwire_server.runs.evidence import Evidence, gather, judge, measured_cost, ratio_on_wire
+from gradwire_server.runs.history import differing_parameter
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.status import status
 from gradwire_server.runs.views import (
@@ -82,7 +83,7 @@ def run_view(
         saving=_saving(source, evidence, summary.verdict, summary.status),
         finish_at=_finish_at(source, evidence, summary.status),
         last_change=made[0] if made else None,
-        trust=_trust(source, evidence, now, server_started_at),
+        trust=_trust(connection, source, evidence, now, server_started_at),
         codecs=_codecs(source, evidence, summary.verdict),
         is_steered=source.facts.is_steered,
         backend=source.facts.backend,
@@ -200,7 +201,9 @@ def _finish_at(source: RunSource, evidence: Evidence, state: StatusView) -> Meas
     )
 
 
-def _trust(source: RunSource, evidence: Evidence, now: float, server_started_at: float) -> TrustView:
+def _trust(
+    connection: Connection, source: RunSource, evidence: Evidence, now: float, server_started_at: float
+) -> TrustView:
     received_at = evidence.received_at
     return TrustView(
         age_seconds=None if received_at is None else max(0.0, now - received_at),
@@ -208,6 +211,7 @@ def _trust(source: RunSource, evidence: Evidence, now: float, server_started_at:
         num_nodes=len(source.nodes),
         agent_cost=loop.agent_cost(evidence.newest),
         num_dropped=sum(node["num_dropped"] for node in source.nodes),
+        differing_parameter=differing_parameter(connection, source.id, source.attempt_id, source.name),
         notes=source.facts.notes,
     )
 

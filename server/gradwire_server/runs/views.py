@@ -131,6 +131,8 @@ class TrustView(Struct, frozen=True, kw_only=True):
     # The agent's own work as a share of the step.
     agent_cost: Measure
     num_dropped: int = 0
+    # The first parameter of which the ranks hold different values, empty while all are equal.
+    differing_parameter: str = ""
     notes: tuple[str, ...] = ()
 
 

@@ -43,8 +43,9 @@ def compression_now(words: Wording, view: RunView) -> str:
 
 
 def trust(words: Wording, view: RunView) -> list[str]:
-    """Return the parts of the trust line: age of the data, nodes reporting, Gradwire's own cost, losses."""
-    return [part for part in (*_reports(words, view.trust), _cost(words, view.trust), _losses(words, view)) if part]
+    """Return the parts of the trust line: age, nodes reporting, Gradwire's own cost, losses, wrong copies."""
+    parts = *_reports(words, view.trust), _cost(words, view.trust), _losses(words, view), _copies(words, view.trust)
+    return [part for part in parts if part]
 
 
 def _reports(words: Wording, view: TrustView) -> tuple[str, str]:
@@ -71,3 +72,9 @@ def _losses(words: Wording, view: RunView) -> str:
     if not view.trust.num_dropped:
         return ""
     return words.say_many("{count} record was dropped", "{count} records were dropped", view.trust.num_dropped)
+
+
+def _copies(words: Wording, view: TrustView) -> str:
+    if not view.differing_parameter:
+        return ""
+    return words.say("Copies of the model differ, first in {parameter}", parameter=view.differing_parameter)
