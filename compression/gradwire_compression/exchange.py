@@ -16,7 +16,6 @@ from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane, lane_for
 from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
-from gradwire_compression.collectives.power import known_powers
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.findings import Findings
 from gradwire_compression.flush import Flush, mean_over_ranks
@@ -194,7 +193,7 @@ class Exchange:
         flushed = self._flush.owed if self._flush else {}
         held = {**self._waiting.worker, **self._active.worker_residuals(), **flushed}
         # These are the same on every rank; one of them saves them.
-        waiting = self._waiting.owners if self._ranks.rank == 0 else {}
+        waiting = self._waiting.owner_pieces() if self._ranks.rank == 0 else {}
         shapes = self._relay.shapes if self._relay else self._book.shapes
         return seal(
             {
@@ -206,12 +205,8 @@ class Exchange:
                 "nodes": self._nodes,
                 "buckets": [shape.describe() for shape in shapes],
                 "residuals": as_parameters(held, self._parameters),
-                "owner_residuals": {
-                    **self._active.owner_pieces(),
-                    **{name: [(0, tensor.clone())] for name, tensor in waiting.items()},
-                },
-                "warm_starts": self._active.warm_starts.copies(),
-                "powers": known_powers(self._active.powers),
+                "owner_residuals": {**self._active.owner_pieces(), **waiting},
+                **self._active.agreements(),
                 "permuted": permuted(self._parameters),
             }
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.collectives.hierarchical import Hierarchical, is_divisible
 from gradwire_compression.collectives.low_rank import LowRank
 from gradwire_compression.collectives.nodes import NodeGroups
-from gradwire_compression.collectives.power import AgreedPower, Powers
+from gradwire_compression.collectives.power import AgreedPower, Powers, known_powers
 from gradwire_compression.collectives.two_phase import TwoPhase
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
@@ -190,6 +191,10 @@ class Prepared:
             for name, offset, part in residuals.cut(bucket.compressed, bucket.collective.owner_parts()):
                 held.setdefault(name, []).append((offset, part.clone()))
         return held
+
+    def agreements(self) -> dict[str, Any]:
+        """Return copies of what the ranks agreed on so far and go on from, as fields of a state."""
+        return {"warm_starts": self.warm_starts.copies(), "powers": known_powers(self.powers)}
 
     def owned(self, first_index: int = 0) -> list[str]:
         """Return the parameters of which some rank holds a residual as an owner; the same on all ranks."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from gradwire_compression.state import Pieces
+
 
 class Waiting:
     """Residuals of parameters whose bucket has not been seen since they were given up."""
@@ -13,6 +15,10 @@ class Waiting:
         self.worker: dict[str, Tensor] = {}
         # Those of all owners, the same on every rank: whoever owns a part afterwards takes it from here.
         self.owners: dict[str, Tensor] = {}
+
+    def owner_pieces(self) -> Pieces:
+        """Return copies of the owners', each parameter whole."""
+        return {name: [(0, residual.clone())] for name, residual in self.owners.items()}
 
     def rescale(self, factor: float) -> None:
         """Multiply all of them."""
