@@ -122,9 +122,6 @@ class Exchange:
             RuntimeError: Out of memory.
         """
         check_optimizer(plan, self._optimizer_class)
-        group = self._ranks.group
-        if plan.codec != "none" and group is not None and self._device.type == "cuda":
-            compat.check_stream_ordered(group, plan.codec)
         if self._is_closed and plan.codec != "none":
             raise PlanError(f"{plan.codec} is not possible any more: the exchange is closed; use none")
         prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, self._device)
@@ -333,15 +330,8 @@ class Exchange:
             outcome = bucket.average(buffer, flush, trace)
             done = self._clock()
             self._findings.add(outcome)
-            self._observer.bucket_done(
-                replace(
-                    timing,
-                    done=done,
-                    num_buckets=self._book.num_buckets,
-                    codec=tuple(trace.intervals),
-                    wire_bytes=outcome.wire_bytes,
-                )
-            )
+            spent = replace(timing, codec=tuple(trace.intervals), wire_bytes=outcome.wire_bytes)
+            self._observer.bucket_done(replace(spent, done=done, num_buckets=self._book.num_buckets))
             return buffer
 
         return self._lane.submit(job, f"{self.plan.codec}: averaging bucket {view.index}")

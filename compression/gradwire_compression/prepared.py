@@ -14,6 +14,7 @@ from gradwire_compression.codecs import registry
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
+from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.cast import Cast
 from gradwire_compression.collectives.exact import exact_wire_bytes
@@ -88,8 +89,9 @@ class Prepared:
         if self._compressed and ranks.group is not None:
             kind = next(iter(parameters.values())).device
             self._codec = registry.make(plan.codec, plan.parameters, kind)
-        if device.type == "cuda" and self._codec is not None:
-            self._warm_up(self._codec)
+            if device.type == "cuda":
+                compat.check_stream_ordered(ranks.group, plan.codec)
+                self._warm_up(self._codec)
         for shape in shapes:
             self.build(shape)
 
@@ -97,7 +99,9 @@ class Prepared:
         # Between nodes a shard is float32 whatever the bucket is.
         dtypes = {torch.float32, *(self._parameters[name].dtype for name in self._compressed)}
         if not isinstance(codec, LowRankCodec):
-            codec.warm_up(self._device, sorted(dtypes, key=str))
+            # Kernels are launched on the current device, which need not be the model's outside of its own passes.
+            with torch.cuda.device(self._device):
+                codec.warm_up(self._device, sorted(dtypes, key=str))
 
     @property
     def memory_bytes(self) -> int:

@@ -32,8 +32,19 @@ class Spoiled(cuda.TritonKernels):
 gpu_check.check_scaled("int8", Spoiled("int8"), 300, 0, gpu_check.CPU)
 """
 
+# The whole chain of a CUDA model on CPU tensors: its Lane, its kernels in the interpreter, shards in one launch.
 RANKS = """
+import torch
 from bench import gpu_check
+from gradwire_compression import exchange
+from gradwire_compression.collectives.lane import StreamLane
+from gradwire_compression.kernels import dispatch
+
+def use_device_kernels():
+    dispatch._is_compiled_for = lambda name, device: True
+    exchange.lane_for = StreamLane
+
+gpu_check.use_device_kernels = use_device_kernels
 if __name__ == "__main__":
     gpu_check.exchange({world_size}, "gloo")
     print("equal")
@@ -65,8 +76,10 @@ def test_a_wrong_bit_is_noticed(tmp_path):
 
 
 @pytest.mark.distributed
-def test_exchange_equals_the_references_on_two_ranks(tmp_path):
-    outcome = run(tmp_path, RANKS.format(world_size=2))
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_training_equals_that_on_cpu(tmp_path, world_size):
+    outcome = run(tmp_path, RANKS.format(world_size=world_size))
     assert outcome.stdout == "equal\n", outcome.stderr
 
 

@@ -43,6 +43,10 @@ _NO_TRITON = (
     "Triton is not installed, so codecs copy CUDA gradients to the CPU and back and are many times slower "
     "(pip install triton)"
 )
+_UNPROVED = (
+    "codecs for CUDA gradients were proved without a GPU and have never run on one: "
+    "run python -m bench.gpu_check of Gradwire's sources there first"
+)
 _said: set[str] = set()
 
 
@@ -130,8 +134,8 @@ def has_triton() -> bool:
 def notes() -> tuple[str, ...]:
     """Return what the user should know about the kernels of this installation; empty if all are there."""
     found = [] if is_compiled() else [_NOT_BUILT]
-    if torch.cuda.is_available() and not has_triton():
-        found.append(_NO_TRITON)
+    if torch.cuda.is_available():
+        found.append(_UNPROVED if has_triton() else _NO_TRITON)
     return tuple(found)
 
 
@@ -181,10 +185,10 @@ def _is_compiled_for(name: str, device: torch.device) -> bool:
     """Return whether Triton compiles kernels for this device; say once what is missing if nothing does."""
     if device.type not in ("cpu", "cuda"):
         raise PlanError(f"{name} has no kernels for {device.type} tensors in this version; use none")
-    if device.type == "cuda" and has_triton():
-        return True
     if device.type == "cuda":
-        _say(_NO_TRITON)
+        _say(_UNPROVED if has_triton() else _NO_TRITON)
+        if has_triton():
+            return True
     if not is_compiled():
         _say(_NOT_BUILT)
     return False
