@@ -77,6 +77,12 @@ class Layout:
         """Return the same blocks as they lie in a compact vector of their own."""
         return self._compact
 
+    def place(self, device: torch.device) -> None:
+        """Make the tables that kernels on `device` read, before a step needs them: copying them waits."""
+        if device.type == "cuda":
+            self.table(device)
+            self.compact().table(device)
+
     def table(self, device: torch.device) -> Table:
         """Return the blocks as one table on `device`; made by the first call, which copies, and kept."""
         if device not in self._tables:

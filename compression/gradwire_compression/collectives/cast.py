@@ -40,6 +40,7 @@ class Cast:
         self._power = power
         self._rank, self._world_size = rank, world_size
         self._layout = Layout.build(slots, codec.block)
+        self._layout.place(device)
         # The largest magnitude sent, and how the elements of this step are scaled.
         self._largest = zeros(1, device)
         self._ends = ends_of((slot.numel for slot in slots), device)

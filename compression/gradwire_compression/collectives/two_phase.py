@@ -56,6 +56,8 @@ class TwoPhase:
         ]
         self._owned = [part.each[rank].compact() for part in self._parts]
         self._owned_places = [(part.each[rank].start, part.each[rank].numel) for part in self._parts]
+        for layout in (*(part.whole for part in self._parts), *self._owned):
+            layout.place(device)
         self.wire_bytes = 2 * (world_size - 1) * self._num_parts * self._shard_bytes
         self.worker = zeros(self._layout.numel, device)
         num_owned = sum(layout.numel for layout in self._owned)
