@@ -62,7 +62,7 @@ class Exchange:
             plan: Equal on every rank.
             optimizer_class: As `optimizer_class_name` gives it, None if unknown.
             observer: Told of every step and bucket.
-            clock: Monotonic, seconds.
+            clock: Monotonic, seconds; for CUDA models it may return events instead, recorded on the current stream.
             lane_group: A group of the same ranks that nobody else uses; None makes one where there are several.
             nodes: Ranks in `group` by node, equal on every rank; empty if unknown. Several nodes with equally many
                 ranks, more than one, get the groups of a hierarchical exchange.
