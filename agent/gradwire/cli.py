@@ -1,4 +1,4 @@
-"""The `gradwire` command: look at runs, change compression, roll back, deliver leftovers, attach to a script.
+"""The `gradwire` command: look at runs and plans, change compression, deliver leftovers, attach to a script.
 
 Exit status: 0 when what was asked for is so, 1 when it is not (refused, no answer in time, data left), 2 when it
 could not be asked (usage, setting, no server). `gradwire run` ends as its script ends.
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradwire_protocol.codecs import CATALOGUE, Number
 from gradwire_protocol.errors import MalformedError, ProtocolError
@@ -18,12 +19,12 @@ from gradwire_protocol.messages import ChangeAnswer, RollbackRequest, SetRequest
 from gradwire_protocol.plans import validate_plan
 from msgspec.structs import replace
 
-from gradwire import wording
+from gradwire import plans, wording
 from gradwire.client import Client, Run
 from gradwire.errors import AnswerError, GradwireError, SettingError
 from gradwire.transport import place
 from gradwire.transport.http import clean_server, exposes_token
-from gradwire.transport.operator import LiveNode, ask_status, find_nodes, roll_back
+from gradwire.transport.operator import LiveNode, ask_plan, ask_status, find_nodes, roll_back
 from gradwire.transport.replay import sync
 
 DONE, NOT_DONE, NOT_ASKED = 0, 1, 2
@@ -80,7 +81,13 @@ def _set(options: argparse.Namespace) -> int:
     parameters = dict(options.param)
     with _client(options) as client:
         page = client.run(_find_run(client, options.run), options.model)
-        plan = replace(page.plan, codec=options.codec, parameters=parameters, force=options.force)
+        plan = replace(
+            page.plan,
+            codec=options.codec,
+            parameters=parameters,
+            force=options.force,
+            every_bucket=options.every_bucket,
+        )
         request = SetRequest(
             plan=validate_plan(plan),
             revision=page.revision,
@@ -126,6 +133,15 @@ def _rollback_local(options: argparse.Namespace) -> int:
         else:
             _say(wording.local_outcome(node.status, result.switched, result, is_one_of_many=len(nodes) > 1))
     return DONE if is_done else NOT_DONE
+
+
+def _plan_show(options: argparse.Namespace) -> int:
+    nodes = _local_nodes(options)
+    for index, node in enumerate(nodes):
+        if index:
+            _say("")
+        _say(plans.plan_table(node.status, ask_plan(node.socket), is_one_of_many=len(nodes) > 1))
+    return DONE
 
 
 def _local_nodes(options: argparse.Namespace) -> list[LiveNode]:
@@ -245,17 +261,35 @@ def _parser() -> argparse.ArgumentParser:
         "--param", action="append", default=[], type=_parameter, metavar="NAME=NUMBER", help="may be repeated"
     )
     set_.add_argument("--force", action="store_true", help="also under an optimizer it may not be safe with")
+    set_.add_argument("--every-bucket", action="store_true", help="also buckets that should be faster uncompressed")
     set_.set_defaults(command=_set)
 
-    rollback = commands.add_parser("rollback", parents=[server, change], help="go back to uncompressed at once")
-    rollback.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
-    rollback.add_argument("--run", dest="run_option", metavar="RUN", help="the same, as an option")
-    rollback.add_argument("--local", action="store_true", help="over this machine's node, without a server")
-    rollback.add_argument("--socket", type=Path, metavar="PATH", help="with --local: the node's socket")
-    rollback.add_argument("--spool", type=Path, metavar="FOLDER", help="with --local: default GRADWIRE_SPOOL")
-    rollback.set_defaults(command=_rollback)
-
+    _add_local_commands(commands, server, change)
     sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")
     sync_.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: GRADWIRE_SPOOL")
     sync_.set_defaults(command=_sync)
     return parser
+
+
+def _add_local_commands(commands: Any, server: argparse.ArgumentParser, change: argparse.ArgumentParser) -> None:
+    """Add what a node on this machine can be asked for, with or without a server."""
+    local = argparse.ArgumentParser(add_help=False)
+    local.add_argument("--socket", type=Path, metavar="PATH", help="of the node on this machine")
+    local.add_argument(
+        "--spool", type=Path, metavar="FOLDER", help="of runs on this machine; default: GRADWIRE_SPOOL"
+    )
+
+    plan = commands.add_parser("plan", help="look at how gradients travel")
+    show = plan.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "show", parents=[local], help="list the decision for every tensor of a run on this machine"
+    )
+    show.add_argument("run", nargs="?", metavar="RUN", help="beginning of an id, or name")
+    show.set_defaults(command=_plan_show)
+
+    rollback = commands.add_parser(
+        "rollback", parents=[server, change, local], help="go back to uncompressed at once"
+    )
+    rollback.add_argument("run", nargs="?", metavar="RUN", help="id, beginning of an id, or name")
+    rollback.add_argument("--run", dest="run_option", metavar="RUN", help="the same, as an option")
+    rollback.add_argument("--local", action="store_true", help="over this machine's node, without a server")
+    rollback.set_defaults(command=_rollback)

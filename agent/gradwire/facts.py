@@ -68,7 +68,7 @@ def weigh_codecs(
     for name in codecs:
         plan = Plan(codec=name)
         try:
-            memory_bytes[name] = exchange.memory_bytes(plan)
+            memory_bytes[name] = exchange.weigh(plan).memory_bytes
             check_optimizer(plan, optimizer_class)
         except PlanError as error:
             refused[name] = str(error)
@@ -77,7 +77,7 @@ def weigh_codecs(
 
 def route_facts(exchange: Exchange, codecs: tuple[str, ...]) -> dict[str, RouteFacts]:
     """Return how gradients travel with each codec, all of which have kernels for the model's device."""
-    routes = {name: exchange.route(Plan(codec=name)) for name in codecs}
+    routes = {name: exchange.weigh(Plan(codec=name)).route() for name in codecs}
     return {
         name: RouteFacts(flat_reason=route.flat_reason, wire_bytes=route.wire_bytes, node_bytes=route.node_bytes)
         for name, route in routes.items()

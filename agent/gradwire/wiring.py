@@ -19,6 +19,7 @@ from gradwire.membership import Membership, join
 from gradwire.outlet import Outlet
 from gradwire.session import Session
 from gradwire.settings import Settings
+from gradwire.showing import plan_page
 from gradwire.steering.ballot import Ballot
 from gradwire.steering.pulse import Pulse
 from gradwire.steering.replicas import Replicas
@@ -65,9 +66,8 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         on_result=outlet.on_result,
         on_event=outlet.on_event,
     )
-    exchange = steering.exchange = _exchange(
-        model, settings, membership, parameters, optimizer_class, steering, clock
-    )
+    exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
+    steering.exchange = exchange
     started = attempt_started(
         settings,
         membership,
@@ -77,7 +77,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         optimizer_class=optimizer_class,
         unsteered_reason=unsteered_reason,
     )
-    _open(outlet, settings, membership, steering, started)
+    _open(outlet, settings, membership, steering, exchange, started)
     return Session(
         model=settings.model,
         membership=membership,
@@ -92,7 +92,12 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
 
 
 def _open(
-    outlet: Outlet, settings: Settings, membership: Membership, steering: Steering, started: AttemptStarted
+    outlet: Outlet,
+    settings: Settings,
+    membership: Membership,
+    steering: Steering,
+    exchange: Exchange,
+    started: AttemptStarted,
 ) -> None:
     reporter = open_reporter(
         run=membership.run,
@@ -106,6 +111,7 @@ def _open(
         server=settings.server,
         token=settings.token,
         on_rollback=steering.request_rollback,
+        on_plan=lambda: plan_page(exchange, started.codec_memory_bytes),
     )
     outlet.open(reporter, _control(settings, membership, steering) if steering.is_steered else None)
     if settings.state is not None and (note := settings.state.get("note")):
@@ -155,6 +161,7 @@ def _exchange(
             loss_scale=settings.loss_scale,
         )
         ddp.attach_ddp(model, exchange)
+        exchange.decide_by()
         if settings.state is not None:
             exchange.load_state_dict(settings.state)
     except (HookTakenError, PlanError, StateError) as error:

@@ -27,7 +27,7 @@ def runs_table(runs: Sequence[Run]) -> str:
             run.id,
             run.name,
             run.status.name,
-            _method(run.codec),
+            codec_name(run.codec),
             number(run.step) + (f"/{number(run.total_steps)}" if run.total_steps else ""),
             str(run.world_size),
             run.verdict.kind.replace("_", " "),
@@ -52,8 +52,8 @@ def run_page(page: RunPage) -> str:
     lines = [
         f"{run.name} ({run.id})",
         f"Status: {run.status.name}{detail}, step {number(run.step)}{total}, "
-        f"{_processes(run.device, run.world_size)}",
-        f"Compression: {_method(run.codec)} since step {number(page.codec_since_step)}, "
+        f"{processes(run.device, run.world_size)}",
+        f"Compression: {codec_name(run.codec)} since step {number(page.codec_since_step)}, "
         f"confirmed by {page.num_ranks_confirmed} of {run.world_size}",
         f"Worth it? {run.verdict.kind.replace('_', ' ').capitalize()}{reason}.{waiting}",
     ]
@@ -66,7 +66,7 @@ def run_page(page: RunPage) -> str:
 
 def outcome(run: Run, change: Change) -> str:
     """Return what became of a change."""
-    wish = "Rollback" if change.kind == "rollback" else f"Change to {_method(change.codec)}"
+    wish = "Rollback" if change.kind == "rollback" else f"Change to {codec_name(change.codec)}"
     match change.state:
         case "applied":
             since = "" if change.step is None else f" since step {number(change.step)}"
@@ -126,7 +126,8 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", " ")
 
 
-def _method(codec: str) -> str:
+def codec_name(codec: str) -> str:
+    """Return the method inside a sentence."""
     return "uncompressed" if codec == "none" else codec
 
 
@@ -136,10 +137,11 @@ def _capital(codec: str) -> str:
 
 
 def _all(device: str, count: int) -> str:
-    return f"the only {_word(device)}" if count == 1 else f"all {_processes(device, count)}"
+    return f"the only {_word(device)}" if count == 1 else f"all {processes(device, count)}"
 
 
-def _processes(device: str, count: int) -> str:
+def processes(device: str, count: int) -> str:
+    """Return a number of GPUs, or of processes where training runs on CPU."""
     plural = "GPUs" if device == "cuda" else "processes"
     return f"1 {_word(device)}" if count == 1 else f"{number(count)} {plural}"
 

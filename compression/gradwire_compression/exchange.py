@@ -6,28 +6,30 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, one_for_each_dtype
-from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane, lane_for
-from gradwire_compression.collectives.nodes import check, flat_reason, open_groups
+from gradwire_compression.costs import Links
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.findings import Findings
-from gradwire_compression.flush import Flush, mean_over_ranks
+from gradwire_compression.flush import Flush
 from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
 from gradwire_compression.plan import Plan, check_optimizer
-from gradwire_compression.prepared import Prepared, Ranks, Route, SwitchReport
+from gradwire_compression.prepared import Prepared, SwitchReport
+from gradwire_compression.pricing import Pricing, measure_links
+from gradwire_compression.ranks import open_ranks
 from gradwire_compression.relay import Relay, relay_to
+from gradwire_compression.reports import Explanation, explain
 from gradwire_compression.residuals import gather_owners, norm
 from gradwire_compression.resuming import buckets_of, check_together, powers_of
+from gradwire_compression.room import check_room
 from gradwire_compression.state import State, seal
 from gradwire_compression.trace import Trace
 from gradwire_compression.waiting import Waiting
@@ -78,16 +80,11 @@ class Exchange:
         self._device = next(iter(self._parameters.values())).device
         self._book = BucketBook({id(parameter): name for name, parameter in self._parameters.items()})
         self._group = group
-        self.world_size = dist.get_world_size(group)
         self._optimizer_class = optimizer_class
         self._observer = GuardedObserver(observer)
         self._clock = clock
-        if lane_group is None and self.world_size > 1:
-            lane_group = compat.new_side_group(group)
-        self._nodes = check(nodes, self.world_size)
-        reason = flat_reason(self._nodes)
-        node_groups = None if reason else open_groups(self._nodes, group)
-        self._ranks = Ranks(lane_group, dist.get_rank(group), self.world_size, node_groups, reason)
+        self._ranks = open_ranks(group, lane_group, nodes, self._device)
+        self.world_size = self._ranks.world_size
         self._lane: Lane | None = None
         self._findings = Findings(self._observer)
         self._is_closed, self._num_syncs = False, 0
@@ -95,6 +92,7 @@ class Exchange:
         self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
         # Takes the first step after a state was loaded.
         self._relay: Relay | None = None
+        self._pricing = Pricing(None, self._ranks)
         self._active = self.prepare(plan)
 
     @property
@@ -122,10 +120,13 @@ class Exchange:
             RuntimeError: Out of memory.
         """
         check_optimizer(plan, self._optimizer_class)
+        self._ranks.check_order(plan.codec)
         if self._is_closed and plan.codec != "none":
             raise PlanError(f"{plan.codec} is not possible any more: the exchange is closed; use none")
+        check_room(plan.codec, self.weigh(plan).memory_bytes, self._ranks)
         prepared = Prepared(plan, self._parameters, self._book.shapes, self._ranks, self._device)
-        if plan.codec != "none" and self._ranks.group is not None and self._lane is None:
+        self._pricing.sample(prepared)
+        if prepared.codec is not None and self._lane is None:
             self._lane = lane_for(self._device)
         if self._lane is not None:
             self._lane.follow()
@@ -139,6 +140,7 @@ class Exchange:
         several steps. With "drop" this step is plain averaging already.
         """
         held, warm_starts = self._take_residuals(), self._active.warm_starts.copies()
+        self._pricing.settle(prepared)
         self._active = prepared
         if residuals == "drop":
             return SwitchReport(norm(held.values()) if held else None)
@@ -147,25 +149,31 @@ class Exchange:
         self._go_on_with(held, is_partial=bool(prepared.buckets))
         return SwitchReport(None)
 
-    def memory_bytes(self, plan: Plan) -> int:
-        """Return the extra memory that `plan` takes on this rank, bytes.
+    def weigh(self, plan: Plan) -> Prepared:
+        """Return `plan` without memory, to ask for `memory_bytes` and `route()` with every bucket compressed.
 
         Before the first step the buckets are not known, and one bucket for each dtype is assumed.
 
         Raises:
             PlanError: The codec has no kernels for the model's device.
         """
-        return self._weigh(plan).memory_bytes
+        shapes = self._book.shapes or one_for_each_dtype(self._parameters)
+        return Prepared(plan, self._parameters, shapes, self._ranks, _META)
 
-    def route(self, plan: Plan) -> Route:
-        """Return how gradients travel under `plan`, in one level or in two, and the bytes of a step.
+    def decide_by(self, links: Links | None = None) -> None:
+        """From now on compress only buckets that are faster for it; between steps, at the same point on all ranks.
 
-        Before the first step the buckets are not known, and one bucket for each dtype is assumed.
-
-        Raises:
-            PlanError: The codec has no kernels for the model's device.
+        Until then all are that can be. `links` are equal on all ranks; None measures them, as `measure_links` says.
         """
-        return self._weigh(plan).route()
+        if self._ranks.group is not None:
+            self._pricing = Pricing(links or measure_links(self._ranks), self._ranks)
+            self._pricing.sample(self._active)
+            self._move_out(0)
+            self._pricing.settle(self._active)
+
+    def explain(self) -> Explanation:
+        """Return how each parameter's gradient travels at present; any thread."""
+        return explain(self._active, self._parameters)
 
     def layout_hash(self) -> int:
         """Return a number below 2**48 for the buckets of the last complete step, 0 before the first."""
@@ -199,7 +207,7 @@ class Exchange:
                 "loss_scale": self._loss_scale.value,
                 "rank": self._ranks.rank,
                 "world_size": self.world_size,
-                "nodes": self._nodes,
+                "nodes": self._ranks.by_node,
                 "buckets": [shape.describe() for shape in shapes],
                 "residuals": as_parameters(held, self._parameters),
                 "owner_residuals": {**self._active.owner_pieces(), **waiting},
@@ -216,18 +224,19 @@ class Exchange:
                 ranks raise it, and nothing was changed.
             PlanError: The state's plan is not acceptable here.
         """
-        check_together(state, self._parameters, self._ranks, self._total)
+        check_together(state, self._parameters, self._ranks, self._ranks.total)
         plan = Plan.from_dict(state["plan"])
         prepared = self._active if plan == self.plan else self.prepare(plan)
         self._take_residuals()
+        self._pricing.settle(prepared)
         self._active = prepared
         held = as_flats(state["residuals"], self._parameters)
         names = state["owner_residuals"] if self._ranks.group is None else prepared.owned_names()
-        self._waiting.owners = gather_owners(state["owner_residuals"], names, self._parameters, self._total)
+        self._waiting.owners = gather_owners(state["owner_residuals"], names, self._parameters, self._ranks.total)
         prepared.warm_starts.load(state["warm_starts"])
         # Buckets are allocated anew when they are seen, and take over what waits for them.
         prepared.drop()
-        prepared.powers = powers_of(state, self._nodes)
+        prepared.powers = powers_of(state, self._ranks.by_node)
         self._relay = relay_to(buckets_of(state, self._parameters), self._parameters, self._average)
         self._go_on_with(held, is_partial=True)
         self._num_syncs, self._loss_scale.value = int(state["num_syncs"]), state["loss_scale"]
@@ -299,6 +308,8 @@ class Exchange:
         bucket = self._active.build(shape, is_dense)
         if bucket is not None:
             bucket.load(self._waiting.worker, self._waiting.owners)
+        else:
+            self._flush_exact(is_partial=True)
 
     def _start_exact(self, view: BucketView, shape: BucketShape, ready: float) -> Future[Tensor]:
         buffer = view.buffer
@@ -356,31 +367,22 @@ class Exchange:
         """
         self._waiting.worker.update(self._active.worker_residuals(first_index))
         pieces, owned = self._active.owner_pieces(first_index), self._active.owned(first_index)
-        self._waiting.owners.update(gather_owners(pieces, owned, self._parameters, self._total))
+        self._waiting.owners.update(gather_owners(pieces, owned, self._parameters, self._ranks.total))
         self._active.drop(first_index)
-
-    def _total(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the ranks in place."""
-        if self._ranks.group is not None:
-            compat.start_all_reduce(tensor, self._ranks.group).wait()
 
     def _go_on_with(self, held: dict[str, Tensor], is_partial: bool) -> None:
         """Keep what still has to find its bucket, and flush what is averaged exactly from now on."""
         self._waiting.worker = held
+        self._flush_exact(is_partial)
+
+    def _flush_exact(self, is_partial: bool) -> None:
+        """Flush what waits for parameters that are averaged exactly, beside what is being flushed."""
         if exact := self._waiting.take_exact(self._active.is_compressed):
             # Views would keep the memory of the tensors beside them.
             owed = {name: tensor.clone() if is_partial else tensor for name, tensor in exact.items()}
-            self._flush = Flush(owed, self._agree)
-
-    def _agree(self, value: float) -> float:
-        world_size = self.world_size if self._ranks.group is not None else 1
-        return mean_over_ranks(value, self._total, world_size, self._device)
+            self._flush = Flush({**(self._flush.owed if self._flush else {}), **owed}, self._ranks.mean)
 
     def _drain(self) -> None:
         if self._lane is not None:
             self._lane.drain()
         self._findings.tell()
-
-    def _weigh(self, plan: Plan) -> Prepared:
-        shapes = self._book.shapes or one_for_each_dtype(self._parameters)
-        return Prepared(plan, self._parameters, shapes, self._ranks, _META)

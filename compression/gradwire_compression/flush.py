@@ -88,12 +88,3 @@ class Flush:
         if not math.isfinite(gradient_norm) or gradient_norm == 0:
             return None
         return max(1, math.ceil(residual_norm / gradient_norm))
-
-
-def mean_over_ranks(
-    value: float, total: Callable[[Tensor], object], world_size: int, device: torch.device
-) -> float:
-    """Return the mean of `value`, `total` being a blocking sum over ranks of a tensor on `device` in place."""
-    box = torch.tensor([value], dtype=torch.float64, device=device)
-    total(box)
-    return float(box) / world_size

@@ -10,6 +10,7 @@ from gradwire_compression import residuals
 from gradwire_compression.buckets import BucketShape, Slot, pack
 from gradwire_compression.collectives.base import LossyCollective
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
+from gradwire_compression.costs import Codec, Costs, Estimate, estimate
 from gradwire_compression.finite import ends_of, finite_flag, nonfinite_tensors
 from gradwire_compression.flush import Flush
 from gradwire_compression.scratch import Scratch
@@ -56,6 +57,19 @@ class LossyBucket:
     def memory_bytes(self) -> int:
         """Residuals of this bucket, bytes."""
         return self.collective.memory_bytes
+
+    def estimate(self, costs: Costs, codec: Codec) -> Estimate:
+        """Return what this bucket should take exactly, and as it is exchanged here."""
+        size = self.shape.dtype.itemsize
+        return estimate(
+            costs,
+            codec,
+            self.collective,
+            num_elements=sum(slot.numel for slot in self.compressed),
+            num_bytes=size * self.shape.numel,
+            exempt_bytes=size * self._num_exempt,
+            world_size=self._world_size,
+        )
 
     def load(self, held: dict[str, Tensor], owners: dict[str, Tensor]) -> None:
         """Begin with the residuals that are held for these parameters, and take them out of both.

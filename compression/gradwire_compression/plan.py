@@ -52,6 +52,8 @@ class Plan:
     # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
     # "hierarchical" both fall back to flat where the nodes do not allow it, and the exchange says why.
     exchange: str = "auto"
+    # Compress every bucket, also those that should be faster uncompressed by what was measured.
+    every_bucket: bool = False
     # Accept the codec under an optimizer it is not known to be safe with.
     force: bool = False
 

@@ -20,26 +20,15 @@ from gradwire_compression.collectives.cast import Cast
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.collectives.hierarchical import Hierarchical, is_divisible
 from gradwire_compression.collectives.low_rank import LowRank
-from gradwire_compression.collectives.nodes import NodeGroups
 from gradwire_compression.collectives.power import AgreedPower, Powers, known_powers
 from gradwire_compression.collectives.two_phase import TwoPhase
+from gradwire_compression.costs import Codec, Costs, Estimate, Line
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.matrices import WarmStarts, matrix_of
 from gradwire_compression.plan import EXACT, Plan
+from gradwire_compression.ranks import Ranks
 from gradwire_compression.scratch import Scratch
 from gradwire_compression.state import Pieces
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Who takes part in the compressed exchange; `group` is None where nobody else is there to talk to."""
-
-    group: ProcessGroup | None
-    rank: int
-    world_size: int
-    # Groups of an exchange in two levels, or why there are none.
-    nodes: NodeGroups | None = None
-    flat_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +73,12 @@ class Prepared:
         self._compressed = {
             decision.name for decision in plan.resolve(parameters.items()) if decision.codec != EXACT
         }
+        # What the codec takes on this rank; None if buckets are compressed whatever it takes.
+        self.own_codec_line: Line | None = None
+        self._costs: Costs | None = None
+        # Buckets that were weighed, and the parameters of those that travel exactly for that reason.
+        self._estimates: dict[int, Estimate] = {}
+        self._spared: set[str] = set()
         self._scratch = Scratch(device)
         self._codec = None
         if self._compressed and ranks.group is not None:
@@ -106,7 +101,41 @@ class Prepared:
     @property
     def memory_bytes(self) -> int:
         """Residuals and buffers, bytes."""
-        return self._scratch.num_bytes + sum(bucket.memory_bytes for bucket in self.buckets.values())
+        return self._scratch.num_bytes + sum(bucket.memory_bytes for bucket in self.compressed)
+
+    @property
+    def compressed(self) -> tuple[LossyBucket, ...]:
+        """The buckets that are not exact altogether; any thread."""
+        return tuple(self.buckets.values())
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec, None if nothing is compressed."""
+        return self._codec
+
+    @property
+    def shapes(self) -> tuple[BucketShape, ...]:
+        """The buckets built so far; any thread."""
+        return tuple(self._shapes.values())
+
+    def exact_bytes(self, num_bytes: int) -> int:
+        """Return what one rank sends to average so many bytes exactly."""
+        return exact_wire_bytes(num_bytes, self._ranks.world_size)
+
+    def sent_bytes(self, shape: BucketShape, numel: int) -> int | None:
+        """Return the share that `numel` compressed elements have in what their bucket sends; any thread.
+
+        None if the bucket is not compressed.
+        """
+        bucket = self.buckets.get(shape.index)
+        if bucket is None:
+            return None
+        return bucket.collective.wire_bytes * numel // max(1, sum(slot.numel for slot in bucket.compressed))
+
+    @property
+    def estimates(self) -> dict[int, Estimate]:
+        """What weighed buckets should take, by index; any thread."""
+        return dict(self._estimates)
 
     @property
     def flat_reason(self) -> str:
@@ -147,7 +176,7 @@ class Prepared:
 
     def is_compressed(self, name: str) -> bool:
         """Return whether the codec is used for this parameter."""
-        return self._codec is not None and name in self._compressed
+        return self._codec is not None and name in self._compressed and name not in self._spared
 
     def is_built(self, shape: BucketShape) -> bool:
         """Return whether this very shape was built."""
@@ -167,7 +196,29 @@ class Prepared:
             shape, compressed, exempt, collective, self._ranks.group, self._ranks.world_size, self._scratch
         )
         self.buckets[shape.index] = bucket
-        return bucket
+        return None if self._spare(bucket) else bucket
+
+    def decide_by(self, costs: Costs) -> None:
+        """Give up buckets that are faster exactly, now and whenever one is built; before residuals are given.
+
+        Args:
+            costs: Equal on all ranks.
+        """
+        self._costs = costs
+        for bucket in list(self.buckets.values()):
+            self._spare(bucket)
+
+    def _spare(self, bucket: LossyBucket) -> bool:
+        """Weigh the bucket, and give it up if it is faster exactly."""
+        if self._costs is None or self._codec is None:
+            return False
+        index = bucket.shape.index
+        self._estimates[index] = bucket.estimate(self._costs, self._codec)
+        if not self._estimates[index].is_exact_faster:
+            return False
+        del self.buckets[index]
+        self._spared.update(slot.name for slot in bucket.compressed)
+        return True
 
     def give(self, held: dict[str, Tensor], owners: dict[str, Tensor]) -> None:
         """Load all buckets with the residuals that are held for them, and take those out of both."""
@@ -214,7 +265,8 @@ class Prepared:
     def drop(self, first_index: int = 0) -> None:
         """Give up the buckets from `first_index` on, with their residuals."""
         for index in [index for index in self._shapes if index >= first_index]:
-            del self._shapes[index]
+            self._spared.difference_update(slot.name for slot in self._shapes.pop(index).slots)
+            self._estimates.pop(index, None)
             if bucket := self.buckets.pop(index, None):
                 # The stages of an exchange in two levels have a power each.
                 last = bucket.compressed[-1].name

@@ -12,7 +12,7 @@ from gradwire_compression.collectives.power import Powers
 from gradwire_compression.errors import StateError
 from gradwire_compression.hashing import hash_json
 from gradwire_compression.memory_order import is_permuted, memory_order
-from gradwire_compression.prepared import Ranks
+from gradwire_compression.ranks import Ranks
 from gradwire_compression.state import step_of, verify
 
 # What each rank tells the others of its state, in this order.

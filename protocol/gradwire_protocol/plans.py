@@ -28,6 +28,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True):
     # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
     # "hierarchical" both fall back to flat where the nodes do not allow it.
     exchange: ExchangeChoice = "auto"
+    # Compress every bucket, also those that should be faster uncompressed by what was measured.
+    every_bucket: bool = False
     # Accept the codec under an optimizer it is not known to be safe with.
     force: bool = False
 
@@ -67,5 +69,6 @@ def validate_plan(plan: PlanSpec, *, field: str = "plan") -> PlanSpec:
         exempt_patterns=plan.exempt_patterns,
         warmup_steps=plan.warmup_steps,
         exchange=plan.exchange,
+        every_bucket=plan.every_bucket,
         force=plan.force,
     )

@@ -153,7 +153,7 @@ class Event(Struct, kw_only=True, tag="event"):
     at: float
     step: int
     # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "redistributed",
-    # "unfrozen", "replicas_differ", "replicas_agree", "note"
+    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "note"
     kind: str
     message: str
     rank: int | None = None

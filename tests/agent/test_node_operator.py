@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from agent_stream import window
 from gradwire.errors import AnswerError, UnreachableError
-from gradwire.transport.local import Hello, Inlet, LossPart, pack
-from gradwire.transport.operator import find_nodes, roll_back
+from gradwire.transport.local import Hello, Inlet, LossPart, PlanPage, TensorPlan, pack
+from gradwire.transport.operator import ask_plan, find_nodes, roll_back
 from gradwire_protocol.records import (
     Refused,
     Switched,
@@ -105,6 +105,51 @@ def test_error_in_the_session_does_not_end_the_node(alone: Node, caplog: pytest.
         reporter.report(window(3))
         wait_until(lambda: find_nodes([alone.spool])[0].status.last_step == 12)
     assert "met an error and goes on" in caplog.text
+
+
+def _plan(num_tensors: int) -> PlanPage:
+    tensors = tuple(
+        TensorPlan(
+            name=f"layers.{index}.{'long' * 30}.weight",
+            shape=(4096, 1024),
+            dtype="bfloat16",
+            codec="exact",
+            reason="reason " * 20,
+            exact_bytes=8_388_608,
+            sent_bytes=8_388_608,
+        )
+        for index in range(num_tensors)
+    )
+    return PlanPage(
+        codec="int8",
+        tensors=tensors,
+        num_tensors=num_tensors,
+        num_buckets=3,
+        num_spared=1,
+        exact_seconds=0.1,
+        lossy_seconds=0.2,
+        memory_bytes=10,
+        codec_memory_bytes={"int8": 10},
+    )
+
+
+@pytest.mark.parametrize("num_tensors", [1, 2000])
+def test_plan_of_any_size_comes_whole(alone: Node, num_tensors: int) -> None:
+    with opened(alone, on_plan=lambda: _plan(num_tensors)):
+        assert ask_plan(alone.socket) == _plan(num_tensors)
+
+
+def test_plan_that_cannot_be_shown_is_denied_in_words(alone: Node) -> None:
+    def fail() -> PlanPage:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    with opened(alone), pytest.raises(AnswerError, match="has no plan to show"):
+        ask_plan(alone.socket)
+    with opened(Node(alone.spool.parent / "other", (0,)), on_plan=fail) as reporter:
+        (found,) = find_nodes([alone.spool.parent / "other"])
+        with pytest.raises(AnswerError, match="ask again"):
+            ask_plan(found.socket)
+        reporter.report(window(1))
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x03abc", b"\xff" * 100, b""])

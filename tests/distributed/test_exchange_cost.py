@@ -20,15 +20,15 @@ SHAPES = [(400, 500), (600,), (300, 700)]
 def _memory(rank, world_size, codec):
     model, exchange, script = wrap(Given(*SHAPES), Plan(), bucket_cap_mb=0.5)
     plan = Plan(codec=codec)
-    before = exchange.memory_bytes(plan)
+    before = exchange.weigh(plan).memory_bytes
     gradients = [torch.ones(shape) for shape in SHAPES]
     for _ in range(3):
         model(gradients).backward()
-    known = exchange.memory_bytes(plan)
+    known = exchange.weigh(plan).memory_bytes
     prepared = exchange.prepare(plan)
     assert exchange.plan == Plan()
     assert not script.errors
-    return before, known, prepared.memory_bytes, exchange.memory_bytes(Plan())
+    return before, known, prepared.memory_bytes, exchange.weigh(Plan()).memory_bytes
 
 
 @pytest.mark.parametrize(

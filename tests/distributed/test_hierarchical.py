@@ -46,7 +46,7 @@ def _follow(rank, world_size, plan, switches, num_steps, nodes, shapes, dtype, b
         "own": torch.stack(own),
         "applied": torch.stack(applied),
         "owed": torch.stack(owed_by_step),
-        "flat_reason": exchange.route(exchange.plan).flat_reason,
+        "flat_reason": exchange.weigh(exchange.plan).route().flat_reason,
         "dropped": {step: report.residual_norm_dropped for step, report in script.reports.items()},
         "timings": script.timings,
         "nonfinite": script.nonfinite_parameters,
@@ -190,7 +190,9 @@ def test_memory_and_bytes_of_a_rank_are_those_of_its_shard():
 
 def _weigh(rank, world_size):
     _, exchange, _ = wrap(Given((1024, 1024)), None, nodes=NODES)
-    return exchange.memory_bytes(everything("onebit")), exchange.memory_bytes(everything("onebit", exchange="flat"))
+    return exchange.weigh(everything("onebit")).memory_bytes, exchange.weigh(
+        everything("onebit", exchange="flat")
+    ).memory_bytes
 
 
 def test_residuals_live_on_the_shard_only():
@@ -220,7 +222,7 @@ def test_other_nodes_fall_back_to_flat_with_the_reason(nodes, reason):
 def _reasons(rank, world_size):
     _, exchange, _ = wrap(Given((64, 64)), None, nodes=NODES)
     plans = (Plan(), everything("int8", exchange="flat"), everything("powersgd"), everything("int8"))
-    return [exchange.route(plan).flat_reason for plan in plans]
+    return [exchange.weigh(plan).route().flat_reason for plan in plans]
 
 
 def test_plan_and_codec_can_be_the_reason():
@@ -320,7 +322,7 @@ def _attached(rank, world_size, folder, places):
     for step in range(4):
         session.step(loss=train_step(model, optimizer, batch(rank, step)))
     exchange = session._steering.exchange
-    found = session._membership.nodes, session._membership.local_ranks, exchange.route(exchange.plan)
+    found = session._membership.nodes, session._membership.local_ranks, exchange.weigh(exchange.plan).route()
     is_equal = replicas_equal(model)
     session.close()
     return *found, is_equal

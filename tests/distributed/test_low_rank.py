@@ -111,7 +111,7 @@ def _count(rank, world_size, shapes, plan):
     assert {operation for timing in last for _, _, operation in timing.codec} == {"encode", "decode"}
     return (
         sum(timing.wire_bytes for timing in last),
-        exchange.memory_bytes(plan),
+        exchange.weigh(plan).memory_bytes,
         exchange.prepare(plan).memory_bytes,
     )
 

@@ -48,7 +48,9 @@ def _poisoned(rank: int, world_size: int, folder: str, codec: str) -> tuple[list
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(8, 8, bias=False))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    session = attach(ddp, optimizer, folder, plan={"codec": codec, "min_elements": 1})
+    # A block and its padding are more than these 64 elements, so that nothing is saved.
+    plan = {"codec": codec, "min_elements": 1, "every_bucket": True}
+    session = attach(ddp, optimizer, folder, plan=plan)
     events: list[Event] = []
     session._steering._on_event = events.append
     seen_at_5 = False

@@ -64,7 +64,7 @@ def measure(kind: str, num_steps: int) -> dict[str, float]:
     everybody = [torch.empty_like(applied) for _ in range(dist.get_world_size())]
     dist.all_gather(everybody, applied)
     exact = own / dist.get_world_size()
-    route = exchange.route(exchange.plan)
+    route = exchange.weigh(exchange.plan).route()
     return {
         "error": float((applied - exact).norm() / exact.norm()),
         "num_replicas_equal": sum(torch.equal(applied, other) for other in everybody),

@@ -30,6 +30,13 @@ DATA: dict[str, dict[str, object]] = {
         "ranks": "1,3",
     },
     "replicas_agree": {},
+    "spared": {
+        "codec": "int8",
+        "num_spared": 2,
+        "num_buckets": 5,
+        "exact_seconds": 0.0004,
+        "lossy_seconds": 0.0011,
+    },
 }
 
 

@@ -18,6 +18,7 @@ from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
 from msgspec import convert
 from msgspec.structs import asdict
 
+from gradwire.showing import Spared
 from gradwire.steering.ballot import Ballot, fits, try_preparing
 from gradwire.steering.cadence import Cadence
 from gradwire.steering.guard import Guard
@@ -74,7 +75,7 @@ class Steering:
         self._recorder = recorder
         self._pulse = pulse
         self._ballot = ballot
-        self._replicas = replicas
+        self._replicas, self._spared = replicas, Spared()
         self._on_result = on_result
         self._on_event = on_event
         self._lock = threading.Lock()
@@ -197,6 +198,7 @@ class Steering:
                 self._pulse.issue(self._facts())
             except RuntimeError as error:
                 self._lose_steering(f"the pulse could not be sent: {error}")
+            self._speak(self._spared.news(self._exchange(), self.epoch, self.step))
         self.agent_seconds += time.perf_counter() - began
 
     def bucket_done(self, timing: BucketTiming) -> None:
@@ -237,9 +239,7 @@ class Steering:
                 f"{self._exchange().plan.to_dict()} of epoch {self.epoch}; restart from a checkpoint"
             )
         if agreement.has_equal_replicas is not None:
-            news = self._replicas.settle(agreement.has_equal_replicas)
-            if news is not None and self._member.rank == 0:
-                self._on_event(news)
+            self._speak(self._replicas.settle(agreement.has_equal_replicas))
         if agreement.is_stopping:
             self._stop()
         elif agreement.rollback != NO_ROLLBACK:
@@ -369,6 +369,11 @@ class Steering:
         return Refused(
             at=time.time(), step=self.step, epoch=self.epoch, revision=directive.revision, refusals=refusals
         )
+
+    def _speak(self, news: Event | None) -> None:
+        """Report what all ranks know, once."""
+        if news is not None and self._member.rank == 0:
+            self._on_event(news)
 
     def _on_breach(self, reason: str) -> None:
         self._request(GUARD_ROLLBACK, reason)

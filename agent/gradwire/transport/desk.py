@@ -5,23 +5,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradwire_protocol.records import Record, Result, Switched
+from msgspec.structs import replace
 
-from gradwire.transport.local import Asked, Denied, NodeStatus, Reply
+from gradwire.transport.local import Asked, Denied, NodeStatus, PlanPage, Reply
 from gradwire.transport.place import StreamFacts
 from gradwire.transport.spool import Spool
+
+# Some 300 bytes each.
+PAGE_TENSORS = 100
 
 
 class Desk:
     """Knows which codec is in use on this node and asks the session for a rollback; used by one thread."""
 
     def __init__(
-        self, facts: StreamFacts, spool: Spool, trouble: Callable[[], str], on_rollback: Callable[[str], None]
+        self,
+        facts: StreamFacts,
+        spool: Spool,
+        trouble: Callable[[], str],
+        on_rollback: Callable[[str], None],
+        on_plan: Callable[[], PlanPage] | None = None,
     ) -> None:
-        """Take what it answers from; `trouble` says why batches are not delivered."""
+        """Take what it answers from.
+
+        Args:
+            facts: Of the stream.
+            spool: Of the stream.
+            trouble: Says why batches are not delivered.
+            on_rollback: Asks the session.
+            on_plan: Returns the plan in use with all tensors; None if there is none to show.
+        """
         self._facts = facts
         self._spool = spool
         self._trouble = trouble
         self._on_rollback = on_rollback
+        self._on_plan = on_plan
         self._codec = facts.started.plan.codec
         self._since_step = facts.started.start_step
 
@@ -56,6 +74,17 @@ class Desk:
             num_dropped=self._spool.num_dropped,
             spool=str(Path(self._spool.folder)),
         )
+
+    def plan(self, offset: int) -> Reply:
+        """Return a page of the plan in use, from tensor `offset` on; a page fits into the socket's buffer."""
+        if self._on_plan is None:
+            return Denied("this session has no plan to show")
+        try:
+            whole = self._on_plan()
+        except RuntimeError:
+            # Training goes on meanwhile, and has just dealt out its buckets anew.
+            return Denied("the plan is changing at this very moment; ask again")
+        return replace(whole, tensors=whole.tensors[max(0, offset) :][:PAGE_TENSORS])
 
     def roll_back(self, reason: str) -> Reply:
         """Ask the session for uncompressed training, also if it is: an order to compress may be under way."""

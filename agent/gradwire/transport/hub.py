@@ -217,6 +217,9 @@ class Hub(threading.Thread):
         if command.command == "status":
             self._reply(peer, self._desk.status(self._collector.last_step))
             return
+        if command.command == "plan":
+            self._reply(peer, self._desk.plan(command.offset))
+            return
         peer.awaits_result = True
         self._reply(peer, self._desk.roll_back(command.reason))
 

@@ -1,7 +1,7 @@
 """What travels over a node's Unix socket: length-prefixed msgpack, since JSON has no NaN and a loss may be one.
 
 A rank sends `Hello`, then parcels and losses, and ends with `Goodbye`, which is answered by `Taken`. The operator's
-command sends `Command` and gets `NodeStatus`, or for a rollback `Asked` and later `Outcome`.
+command sends `Command` and gets `NodeStatus`, for a plan `PlanPage`, or for a rollback `Asked` and later `Outcome`.
 """
 
 import os
@@ -59,8 +59,10 @@ class Taken(Struct, tag="taken"):
 class Command(Struct, tag="command"):
     """What a local operator asks for."""
 
-    command: Literal["status", "rollback"]
+    command: Literal["status", "plan", "rollback"]
     reason: str = ""
+    # With "plan": tensors that were told already.
+    offset: int = 0
 
 
 class NodeStatus(Struct, tag="status", kw_only=True):
@@ -90,6 +92,38 @@ class NodeStatus(Struct, tag="status", kw_only=True):
     spool: str
 
 
+class TensorPlan(Struct, frozen=True, kw_only=True):
+    """How one parameter's gradient travels."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    # The codec, or "exact".
+    codec: str
+    # Why it travels exactly; empty if it does not.
+    reason: str
+    # What one rank sends for it in one step, uncompressed and as it is; None before its bucket was seen.
+    exact_bytes: int | None
+    sent_bytes: int | None
+
+
+class PlanPage(Struct, tag="plan", kw_only=True):
+    """Answer to the command "plan": the plan in use, and some of the tensors from `offset` on."""
+
+    codec: str
+    tensors: tuple[TensorPlan, ...]
+    num_tensors: int
+    # Buckets that have something to compress, and those of them that travel exactly because that is faster.
+    num_buckets: int
+    num_spared: int
+    # What the spared ones should take together, uncompressed and compressed.
+    exact_seconds: float
+    lossy_seconds: float
+    # Extra memory of the node's first rank, and what the codecs would take, with every bucket compressed.
+    memory_bytes: int
+    codec_memory_bytes: dict[str, int]
+
+
 class Asked(Struct, tag="asked", kw_only=True):
     """First answer to the command "rollback": the session knows; `codec` was in use when it came."""
 
@@ -111,7 +145,7 @@ class Denied(Struct, tag="denied"):
 
 FromRank = Parcel | LossPart | Lost
 Request = Hello | Parcel | LossPart | Lost | Goodbye | Command
-Reply = Taken | NodeStatus | Asked | Outcome | Denied
+Reply = Taken | NodeStatus | PlanPage | Asked | Outcome | Denied
 
 _REQUEST = msgspec.msgpack.Decoder(Request)
 _REPLY = msgspec.msgpack.Decoder(Reply)

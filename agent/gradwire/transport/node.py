@@ -14,7 +14,7 @@ from gradwire.transport.collector import Collector
 from gradwire.transport.desk import Desk
 from gradwire.transport.http import clean_server, exposes_token
 from gradwire.transport.hub import Hub
-from gradwire.transport.local import LossPart, Parcel
+from gradwire.transport.local import LossPart, Parcel, PlanPage
 from gradwire.transport.notices import Notices
 from gradwire.transport.place import StreamFacts
 from gradwire.transport.replay import Replay, settle
@@ -41,6 +41,7 @@ def open_reporter(
     server: str | None,
     token: str | None,
     on_rollback: Callable[[str], None],
+    on_plan: Callable[[], PlanPage] | None = None,
     cap_bytes: int = DEFAULT_CAP_BYTES,
 ) -> Reporter:
     """Open the reporter of a rank: the node's first rank spools and delivers, its siblings hand over to it.
@@ -57,6 +58,7 @@ def open_reporter(
         server: Base URL; None spools only.
         token: Ingest token.
         on_rollback: Called with a reason when a local operator asks for a rollback; any thread, must not block.
+        on_plan: Returns the plan in use with all tensors when a local operator asks; any thread, must not block.
         cap_bytes: Most that this stream keeps on disk; what comes on top is dropped and counted.
 
     Raises:
@@ -74,7 +76,7 @@ def open_reporter(
         notices.say("plain http", f"the token travels unencrypted to {server}; use https beyond a trusted network")
     spool = _open_spool(spool_folder, run, attempt, model, node, cap_bytes, notices)
     facts = StreamFacts(run=run, attempt=attempt, model=model, node=node, started=started, server=server)
-    reporter = NodeReporter(rank, local_ranks, facts, spool, token, on_rollback, notices)
+    reporter = NodeReporter(rank, local_ranks, facts, spool, token, on_rollback, on_plan, notices)
     reporter.start()
     return reporter
 
@@ -90,6 +92,7 @@ class NodeReporter:
         spool: Spool,
         token: str | None,
         on_rollback: Callable[[str], None],
+        on_plan: Callable[[], PlanPage] | None,
         notices: Notices,
     ) -> None:
         """Bind the node's socket and spool the stream's first record, `facts.started`."""
@@ -109,7 +112,7 @@ class NodeReporter:
             local_ranks=local_ranks,
             socket_paths=place.socket_paths(spool.folder),
             collector=collector,
-            desk=Desk(facts, spool, self._trouble, on_rollback),
+            desk=Desk(facts, spool, self._trouble, on_rollback, on_plan),
             notices=notices,
         )
         place.write_facts(spool.folder, facts, self._hub.socket_path)

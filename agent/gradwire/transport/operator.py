@@ -10,10 +10,11 @@ import msgspec
 from gradwire_protocol.messages import ErrorDetail
 from gradwire_protocol.records import Switched
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gradwire.errors import AnswerError, UnreachableError
 from gradwire.transport import place
-from gradwire.transport.local import Asked, Command, Denied, Inlet, NodeStatus, Outcome, Reply, pack
+from gradwire.transport.local import Asked, Command, Denied, Inlet, NodeStatus, Outcome, PlanPage, Reply, pack
 
 _ANSWER_SECONDS = 5.0
 
@@ -60,6 +61,29 @@ def ask_status(path: Path) -> NodeStatus:
     with contextlib.closing(_converse(path, Command("status"), _ANSWER_SECONDS)) as replies:
         reply = next(replies)
     if not isinstance(reply, NodeStatus):
+        raise UnreachableError(f"{path} answers with a {type(reply).__name__}")
+    return reply
+
+
+def ask_plan(path: Path) -> PlanPage:
+    """Return the plan in use at the node that listens at `path`, with all its tensors.
+
+    Raises:
+        UnreachableError: Nobody answers there, or not as a node does.
+        AnswerError: The node denies.
+    """
+    pages = [_ask_page(path, 0)]
+    while sum(len(page.tensors) for page in pages) < pages[0].num_tensors and pages[-1].tensors:
+        pages.append(_ask_page(path, sum(len(page.tensors) for page in pages)))
+    return replace(pages[-1], tensors=tuple(tensor for page in pages for tensor in page.tensors))
+
+
+def _ask_page(path: Path, offset: int) -> PlanPage:
+    with contextlib.closing(_converse(path, Command("plan", offset=offset), _ANSWER_SECONDS)) as replies:
+        reply = next(replies)
+    if isinstance(reply, Denied):
+        raise AnswerError(409, ErrorDetail(code="closed", message=reply.message))
+    if not isinstance(reply, PlanPage):
         raise UnreachableError(f"{path} answers with a {type(reply).__name__}")
     return reply
 

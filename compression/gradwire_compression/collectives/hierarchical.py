@@ -82,11 +82,27 @@ class Hierarchical:
         sent_inside = (nodes.inner_size - 1) * self._num_parts * self._chunk * dtype.itemsize
         # What one rank sends to other nodes.
         self.outer_wire_bytes = sum(stage.outer.wire_bytes for stage in self._stages)
-        self.wire_bytes = 2 * sent_inside + self.outer_wire_bytes
+        self.inner_wire_bytes = 2 * sent_inside
+        self.wire_bytes = self.inner_wire_bytes + self.outer_wire_bytes
         # Residuals are dealt out in float32 whatever the bucket is.
         scratch.reserve("inside sent", 4 * self._num_padded)
         scratch.reserve("inside received", 4 * self._num_padded)
         scratch.reserve("shard", 4 * self._num_parts * self._chunk)
+
+    @property
+    def num_stages(self) -> int:
+        """How often the codec is used one after the other; the same on all ranks."""
+        return len(self._stages)
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements that this rank averages with other nodes, padding included; the same on all ranks."""
+        return self._num_parts * self._chunk
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that average with each other."""
+        return self._nodes.outer_size
 
     @property
     def memory_bytes(self) -> int:

@@ -112,6 +112,18 @@ def _replicas_agree(words: Wording, data: Data, device: str) -> str:
     return words.say("All copies of the model are equal again.")
 
 
+def _spared(words: Wording, data: Data, device: str) -> str:
+    return words.say(
+        "{spared} of {count} buckets travel uncompressed, which should be faster: {exact}, "
+        "and {lossy} with {codec}.",
+        spared=words.number(data["num_spared"]),
+        count=words.number(data["num_buckets"]),
+        exact=words.milliseconds(data["exact_seconds"]),
+        lossy=words.milliseconds(data["lossy_seconds"]),
+        codec=words.codec(data["codec"]),
+    )
+
+
 SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
@@ -125,4 +137,5 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "baseline": _baseline,
     "replicas_differ": _replicas_differ,
     "replicas_agree": _replicas_agree,
+    "spared": _spared,
 }
