@@ -348,7 +348,7 @@ def test_attach_takes_the_nodes_from_where_ranks_were_started(places, nodes, rea
 def _routes(rank, world_size):
     _, exchange, _ = wrap(Given((1024, 1024), (1024,)), None, nodes=NODES)
     plans = (Plan(codec="int8"), Plan(codec="int8", exchange="flat"), Plan())
-    return [(route.wire_bytes, route.node_bytes) for route in map(exchange.route, plans)]
+    return [(route.wire_bytes, route.node_bytes) for route in (exchange.weigh(plan).route() for plan in plans)]
 
 
 def test_route_states_the_bytes_that_leave_a_node():
