@@ -4,8 +4,9 @@ Every rank is a process in a network namespace of its own behind a link shaped b
 processes and take turns, block by block, so that they meet the same machine; a step is forward, backward, clipping,
 optimizer and zero_grad of a byte transformer, and counts as long as its slowest rank takes. "compute only" is that
 step without any averaging, the limit of what compression can reach. Where ranks share hosts, a codec alone means
-exact averages inside hosts and the codec between them, "flat" the codec between all ranks. Bytes are counted by the
-network device.
+exact averages inside hosts and the codec between them, "flat" the codec between all ranks. Codecs are used in every
+bucket, but for "int8 by choice", which is int8 in those that should be faster for it by what is measured at the
+start. Bytes are counted by the network device.
 
     share of limit = compute only / step        x plain = plain DDP / step
     gap closed = (plain DDP - step) / (plain DDP - compute only)
@@ -27,7 +28,7 @@ from typing import Any
 from gradwire_compression import Plan
 
 from bench import ranks, runner
-from bench.modes import COMPUTE_ONLY, PLAIN, TORCH, our_plans
+from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, TORCH, our_plans
 from bench.numbers import half_spread, middle, quotients
 from bench.ranks import Cluster
 from bench.runner import Result, Row, Target
@@ -76,7 +77,7 @@ class Effort:
 
 FULL = Effort(steps_per_block=3, least_rounds=5, seconds=120.0)
 # Left out is what can be neither our best nor the best of PyTorch's.
-QUICK = Effort(2, 1, 25.0, (f"{TORCH}bf16", f"{TORCH}powersgd rank 4", "none", "bf16", "fp16", "fp8"))
+QUICK = Effort(2, 1, 25.0, (f"{TORCH}bf16", f"{TORCH}powersgd rank 4", "none", "bf16", "fp16", "fp8", CHOICE))
 
 # There only what the target asks for: two hosts of two ranks share the cores of one machine, and take their time.
 QUICK_CROSSING = Effort(
@@ -196,8 +197,8 @@ def crossing_plans() -> dict[str, dict[str, Any]]:
     """Return the plans that are compared where ranks share hosts."""
     plans: dict[str, dict[str, Any]] = {}
     for codec in CROSSING:
-        plans[flat(codec)] = Plan(codec=codec, exchange="flat").to_dict()
-        plans[codec] = Plan(codec=codec).to_dict()
+        plans[flat(codec)] = Plan(codec=codec, exchange="flat", every_bucket=True).to_dict()
+        plans[codec] = Plan(codec=codec, every_bucket=True).to_dict()
     return plans
 
 
@@ -267,9 +268,16 @@ def targets_of(measured: Measured) -> dict[str, Target]:
         return _gap(measured, "1_gbit", 0.85) | _lead(measured, "1_gbit", 1.15) | _int8_gap(measured)
     if (setting.cluster, setting.model) == (Cluster(2, LINKS["200 Mbit/s"]), "6M"):
         return _gap(measured, "200_mbit", 0.88) | _lead(measured, "200_mbit", 1.0) | _speedup(measured)
+    if (setting.cluster, setting.model) == (Cluster(2, LINKS["unshaped"]), "6M"):
+        return _choice(measured)
     if setting.has_inner_links:
         return _two_levels(measured)
     return {}
+
+
+def _choice(measured: Measured) -> dict[str, Target]:
+    value = middle(quotients(measured.seconds(CHOICE), measured.seconds(PLAIN)))
+    return {"own_choice_over_plain_ddp_unshaped": Target(round(value, 3), "<= 1.03", value <= 1.03)}
 
 
 def _two_levels(measured: Measured) -> dict[str, Target]:

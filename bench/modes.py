@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 COMPUTE_ONLY = "compute only"
 PLAIN = "plain DDP"
 TORCH = "torch "
+# int8 in the buckets that should be faster for it.
+CHOICE = "int8 by choice"
 
 # With more than one bucket PyTorch's PowerSGD hook hangs on gloo; it starts after two exact steps at the earliest.
 ONE_BUCKET_MB = 10_000
@@ -136,8 +138,10 @@ def make_modes(
 
 
 def our_plans() -> dict[str, dict[str, Any]]:
-    """Return a plan for every codec of this build, "none" among them, by the name of its mode."""
-    return {codec: Plan(codec=codec).to_dict() for codec in registry.available()}
+    """Return our plans by mode: each codec of this build in every bucket, and one that chooses."""
+    plans = {codec: Plan(codec=codec, every_bucket=True) for codec in registry.available()}
+    plans[CHOICE] = Plan(codec="int8")
+    return {name: plan.to_dict() for name, plan in plans.items()}
 
 
 def _torch_modes(make_module: Callable[[], nn.Module]) -> list[Mode]:
@@ -188,6 +192,7 @@ def _our_modes(
     )
     meter.exchange = exchange
     ddp.attach_ddp(replica.model, exchange)
+    exchange.decide_by()
 
     def entering(plan: Plan) -> Callable[[], None]:
         def enter() -> None:

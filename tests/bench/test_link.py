@@ -8,7 +8,7 @@ import pytest
 
 from bench import link, ranks
 from bench.link import LINKS, Measured, Setting
-from bench.modes import COMPUTE_ONLY, PLAIN, our_plans
+from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, our_plans
 from bench.ranks import Cluster
 from examples.demo import network
 
@@ -95,6 +95,12 @@ def test_two_levels_are_compared_with_the_same_codec_between_all_ranks() -> None
     assert missed(one) == {"lead_of_two_levels_over_flat_int8_at_2x2"}
     one = measured(CROSSING, **{"int8 flat": blocks(437, 880, told=1e6)})
     assert missed(one) == set()
+
+
+@pytest.mark.parametrize(("milliseconds", "wanted"), [(411, set()), (414, {"own_choice_over_plain_ddp_unshaped"})])
+def test_own_choice_must_not_be_slower_than_plain_ddp(milliseconds: float, wanted: set[str]) -> None:
+    setting = Setting(Cluster(2, LINKS["unshaped"]), "unshaped", "6M")
+    assert missed(measured(setting, **{CHOICE: blocks(milliseconds, 2 * milliseconds, told=1e6)})) == wanted
 
 
 def test_other_settings_have_no_targets() -> None:
