@@ -72,15 +72,18 @@ def _sizes() -> Iterator[int]:
 def _agreed_seconds(
     exchange: _Exchange, num_bytes: int, repeats: int, group: ProcessGroup, device: torch.device
 ) -> float:
-    """Return the mean over ranks of each rank's median; all take it from the same sum."""
-    own = median_seconds(lambda: exchange(num_bytes), repeats, device)
+    """Return the mean over ranks of each rank's shortest time; all take it from the same sum."""
+    own = least_seconds(lambda: exchange(num_bytes), repeats, device)
     box = torch.tensor([own], dtype=torch.float64, device=device)
     compat.start_all_reduce(box, group).wait()
     return float(box) / dist.get_world_size(group)
 
 
-def median_seconds(action: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median time of an odd number of repeats, the device's work included; waits for the device."""
+def least_seconds(action: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the shortest time of some repeats, the device's work included; waits for the device.
+
+    What else the machine does meanwhile makes the others longer, and is to be compared with nothing.
+    """
     seconds = []
     for _ in range(repeats):
         _wait(device)
@@ -88,7 +91,7 @@ def median_seconds(action: Callable[[], object], repeats: int, device: torch.dev
         action()
         _wait(device)
         seconds.append(time.perf_counter() - began)
-    return sorted(seconds)[repeats // 2]
+    return min(seconds)
 
 
 def _wait(device: torch.device) -> None:

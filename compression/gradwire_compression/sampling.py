@@ -11,7 +11,7 @@ from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.costs import Codec, Line
 from gradwire_compression.layout import Layout
 from gradwire_compression.matrices import orthonormalise
-from gradwire_compression.probing import median_seconds
+from gradwire_compression.probing import least_seconds
 
 # Elements of a bucket that is all overhead, and of one that is not.
 _SIZES = (4096, 262_144)
@@ -34,7 +34,7 @@ def sample(codec: Codec, world_size: int, device: torch.device) -> Line:
         turn = _turn(codec, numel, world_size, device)
         # The first turn compiles kernels and touches memory.
         turn()
-        points.append((float(numel), median_seconds(turn, _REPEATS, device)))
+        points.append((float(numel), least_seconds(turn, _REPEATS, device)))
     return Line.through(points[0], points[1])
 
 
