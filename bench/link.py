@@ -71,22 +71,19 @@ class Effort:
     least_rounds: int
     # From the start of its processes; another round begins if it should end by then.
     seconds: float
-    # Modes to leave out.
-    without: tuple[str, ...] = ()
+    # Modes to run, all of them if empty.
+    only: tuple[str, ...] = ()
 
 
-FULL = Effort(steps_per_block=3, least_rounds=5, seconds=120.0)
-# Left out is what can be neither our best nor the best of PyTorch's.
-QUICK = Effort(2, 1, 25.0, (f"{TORCH}bf16", f"{TORCH}powersgd rank 4", "none", "bf16", "fp16", "fp8", CHOICE))
-
-# There only what the target asks for: two hosts of two ranks share the cores of one machine, and take their time.
-QUICK_CROSSING = Effort(
-    2,
-    1,
-    25.0,
-    tuple(f"{TORCH}{hook}" for hook in ("fp16", "bf16", "powersgd rank 1", "powersgd rank 4"))
-    + tuple(mode for codec in ("bf16", "int4", "onebit") for mode in (codec, f"{codec} flat")),
+FULL = Effort(steps_per_block=3, least_rounds=3, seconds=60.0)
+BOUNDS = (COMPUTE_ONLY, PLAIN)
+# What can be our best or the best of PyTorch's, and what a target names.
+QUICK = Effort(
+    2, 1, 22.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "int4", "onebit", "topk", "powersgd")
 )
+# Where ranks share hosts, and the cores of one machine; and where there is nothing to gain.
+QUICK_CROSSING = Effort(2, 1, 25.0, (*BOUNDS, "int8", "int8 flat"))
+QUICK_UNSHAPED = Effort(3, 5, 20.0, (*BOUNDS, CHOICE))
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ def settings_of(quick: bool, only: str, topology: str = "") -> list[Setting]:
     if topology:
         return [crossing]
     if quick:
-        wanted = [(2, "6M", link) for link in ("1 Gbit/s", "200 Mbit/s")]
+        wanted = [(2, "6M", link) for link in ("1 Gbit/s", "200 Mbit/s", "unshaped")]
     else:
         wanted = [(count, model, link) for count in (2, 4) for model in MODELS for link in LINKS]
     made = [Setting(Cluster(count, LINKS[link]), link, model) for count, model, link in wanted]
@@ -168,20 +165,22 @@ def settings_of(quick: bool, only: str, topology: str = "") -> list[Setting]:
     return [setting for setting in made if only in setting.name]
 
 
-def effort_of(quick: bool, topology: str) -> Effort:
-    """Return how long each setting is measured."""
+def effort_of(setting: Setting, quick: bool) -> Effort:
+    """Return how long a setting is measured."""
     if not quick:
         return FULL
-    return QUICK_CROSSING if topology else QUICK
+    if setting.has_inner_links:
+        return QUICK_CROSSING
+    return QUICK if setting.cluster.link else QUICK_UNSHAPED
 
 
-def measure(settings: Sequence[Setting], effort: Effort) -> Result:
+def measure(settings: Sequence[Setting], quick: bool) -> Result:
     """Run the settings one after the other.
 
     Raises:
         RuntimeError: The machine allows no network namespaces, a check failed, or a rank did.
     """
-    measured = [run(setting, effort) for setting in settings]
+    measured = [run(setting, effort_of(setting, quick)) for setting in settings]
     return Result(
         rows=[row for one in measured for row in rows_of(one)],
         targets={name: target for one in measured for name, target in targets_of(one).items()},
@@ -207,7 +206,7 @@ def run(setting: Setting, effort: Effort) -> Measured:
     options = {
         **asdict(MODELS[setting.model]),
         "plans": crossing_plans() if setting.has_inner_links else our_plans(),
-        "without": effort.without,
+        "only": effort.only,
         "steps_per_block": effort.steps_per_block,
         "least_rounds": effort.least_rounds,
         "deadline": time.time() + effort.seconds,
@@ -319,7 +318,7 @@ def main() -> int:
     settings = settings_of(options.quick, options.only, options.topology)
     if not settings:
         parser.error(f"no setting has {options.only!r} in its name")
-    return runner.report("link", measure(settings, effort_of(options.quick, options.topology)), options.json)
+    return runner.report("link", measure(settings, options.quick), options.json)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Settings:
     batch_size: int
     length: int
     plans: dict[str, dict[str, object]]
-    # Modes to leave out.
-    without: list[str]
+    # Modes to run, all of them if empty.
+    only: list[str]
     steps_per_block: int
     least_rounds: int
     # When no further round should begin that would end after it, seconds of the wall clock.
@@ -71,7 +71,7 @@ class Training:
         self._text = corpus.load()
         self._own, self._common = self._batches(1 + dist.get_rank()), self._batches(0)
         plans = {name: Plan.from_dict(values) for name, values in settings.plans.items()}
-        self.modes = make_modes(self._make_module, plans, settings.without, hosts())
+        self.modes = make_modes(self._make_module, plans, settings.only, hosts())
 
     def warm_up(self) -> None:
         """Let every wrapper settle."""

@@ -115,7 +115,7 @@ def _dispatch(state, bucket):  # type: ignore[no-untyped-def]
 def make_modes(
     make_module: Callable[[], nn.Module],
     plans: dict[str, Plan],
-    without: list[str],
+    only: list[str],
     hosts: Sequence[Sequence[int]] = (),
 ) -> list[Mode]:
     """Make every mode; all ranks do so at the same point.
@@ -123,7 +123,7 @@ def make_modes(
     Args:
         make_module: Makes the model; called four times.
         plans: Ours by the name of their mode.
-        without: Names of modes to leave out.
+        only: Names of the modes that are wanted, all if empty.
         hosts: The ranks of each host.
     """
     plain = Replica(make_module)
@@ -134,7 +134,7 @@ def make_modes(
         *_torch_modes(make_module),
         *_our_modes(make_module, plans, hosts),
     ]
-    return [mode for mode in modes if mode.name not in without]
+    return [mode for mode in modes if not only or mode.name in only]
 
 
 def our_plans() -> dict[str, dict[str, Any]]:

@@ -118,6 +118,7 @@ def test_settings_are_found_by_a_part_of_their_name() -> None:
     assert [one.name for one in link.settings_of(quick=True, only="")] == [
         "2 ranks, 6M, 1 Gbit/s",
         "2 ranks, 6M, 200 Mbit/s",
+        "2 ranks, 6M, unshaped",
     ]
     assert len(link.settings_of(quick=False, only="")) == 2 * len(link.MODELS) * len(LINKS) + 1
     assert [one.name for one in link.settings_of(quick=True, only="", topology="2x2")] == [CROSSING.name]
@@ -131,7 +132,7 @@ TINY = {
     "num_blocks": 1,
     "batch_size": 1,
     "length": 8,
-    "without": ["torch bf16"],
+    "only": [],
     "steps_per_block": 1,
     "least_rounds": 1,
     "deadline": 0.0,
@@ -142,7 +143,8 @@ TINY = {
 @pytest.mark.distributed
 def test_every_mode_is_measured_on_real_ranks_behind_links() -> None:
     plans = {name: {**plan, "min_elements": 0} for name, plan in our_plans().items()}
-    modes = ranks.run(FAST.cluster, "bench.link_rank", {**TINY, "plans": plans}, limit_seconds=100)
+    options = {**TINY, "plans": plans, "only": [*plans, COMPUTE_ONLY, PLAIN, "torch fp16"]}
+    modes = ranks.run(FAST.cluster, "bench.link_rank", options, limit_seconds=100)
     assert set(plans) | {COMPUTE_ONLY, PLAIN, "torch fp16"} <= set(modes)
     assert "torch bf16" not in modes
     assert {len(rounds) for rounds in modes.values()} == {1}
