@@ -42,7 +42,8 @@ class Replica:
     def __init__(self, make_module: Callable[[], nn.Module], **ddp_arguments: Any) -> None:
         torch.manual_seed(0)
         self.module = make_module()
-        self.model = DistributedDataParallel(self.module, **ddp_arguments)
+        # Spares a copy of all gradients, for every way to average them alike.
+        self.model = DistributedDataParallel(self.module, gradient_as_bucket_view=True, **ddp_arguments)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01, momentum=0.9)
 
     def backward(self, batch: Batch, is_synced: bool = True) -> None:

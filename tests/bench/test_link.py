@@ -16,8 +16,8 @@ FAST = Setting(Cluster(2, LINKS["1 Gbit/s"]), "1 Gbit/s", "6M")
 SLOW = Setting(Cluster(2, LINKS["200 Mbit/s"]), "200 Mbit/s", "6M")
 
 CROSSING = Setting(
-    Cluster(2, LINKS["200 Mbit/s"] // 2, ranks_per_host=2, inner_link=LINKS["1 Gbit/s"]),
-    "100 Mbit/s between hosts, 1 Gbit/s inside",
+    Cluster(2, LINKS["1 Gbit/s"] // 20, ranks_per_host=2, inner_link=LINKS["1 Gbit/s"] // 2),
+    "50 Mbit/s between hosts, 500 Mbit/s inside",
     "6M",
 )
 
