@@ -97,7 +97,9 @@ class LossyBucket:
         exempt = self._gather(buffer, flush)
         is_bad = nonfinite_tensors(exempt, self._ends)
         work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
-        self.collective.exchange(buffer, trace)
+        for _ in self.collective.exchange(buffer, trace):
+            # There is nothing else to do for this bucket.
+            pass
         if work is not None:
             work.wait()
         if flush is not None:

@@ -1,6 +1,6 @@
 """What every lossy collective can do with one bucket."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -28,8 +28,11 @@ class LossyCollective(Protocol):
         Called between steps, at the same point on all ranks, which may hold different ones.
         """
 
-    def exchange(self, buffer: Tensor, trace: Trace) -> None:
-        """Encode, send, and gather the encoded mean; the buffer is only read."""
+    def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
+        """Encode, send, and gather the encoded mean, a hop at a time; the buffer is only read.
+
+        Yields where something is on its way and the caller may do other work; ends when all has arrived.
+        """
 
     def is_finite(self) -> Tensor:
         """Return [] bool: whether the encoded mean is finite; the same on every rank."""

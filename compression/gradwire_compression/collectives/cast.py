@@ -1,6 +1,6 @@
 """The average in two bytes an element: cast, one native all-reduce, cast back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ class Cast:
         """Begin with the residuals that are held for these parameters, the others at zero."""
         residuals.load(self.worker, self._slots, held)
 
-    def exchange(self, buffer: Tensor, trace: Trace) -> None:
-        """Cast and sum; the buffer is only read."""
+    def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
+        """Cast and sum, in one hop; the buffer is only read."""
         sent, received = self._buffers()
         numel = self._layout.numel
         self._exponent.copy_(self._power.exponent)
@@ -76,7 +76,9 @@ class Cast:
                 self._power.write(sent[numel:], self._rank, self._largest)
             # The all-reduce works in place, and taking a step back needs to know what was sent.
             received.copy_(sent)
-        compat.start_all_reduce(received, self._group).wait()
+        sum_ = compat.start_all_reduce(received, self._group)
+        yield
+        sum_.wait()
         if self._codec.is_scaled:
             self._power.read(received[numel:])
 

@@ -21,8 +21,7 @@ from gradwire_compression.trace import Trace
 # Kernels load 16 bytes at once where every tensor begins at a multiple of so many elements.
 _ALIGNMENT = 4
 
-# Each stage hides the hops inside of the others behind its own hop across; more of them leave that hop itself too
-# little to overlap within.
+# Hops inside hide behind the hop across of other stages: all but those of one stage of so many.
 MAX_STAGES = 3
 
 
@@ -118,24 +117,39 @@ class Hierarchical:
             shard = self._sum_inside(stage, arrivals, torch.float32, Trace(float))
             stage.outer.load(residuals.split(shard[: stage.num_owned], stage.owned))
 
-    def exchange(self, buffer: Tensor, trace: Trace) -> None:
-        """Average inside, across, and gather the result inside; the buffer is only read."""
-        sent, received = self._wires(self._dtype)
+    def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
+        """Average inside, across, and gather the result inside, a hop at a time; the buffer is only read."""
         with trace.measure("encode"):
-            self._pack(buffer, sent.view(-1))
-        arrivals, gathers = self._start_inside(self._dtype), []
+            self._pack(buffer, self._wires(self._dtype)[0].view(-1))
+        arrivals = self._start_inside(self._dtype)
+        yield
+        # Every stage is on its way across before the first is waited for.
+        crossing = []
         for stage in self._stages:
-            shard = self._sum_inside(stage, arrivals, self._dtype, trace)
-            stage.outer.exchange(shard, trace)
-            # What this rank sent of these parts is not needed any more, and makes room for the averaged shard.
-            own = sent[stage.parts].view(-1)[: shard.numel()].view(-1, self._chunk)
-            stage.outer.receive(own.view(-1), trace)
-            gathers += [
-                compat.start_all_gather(result.view(-1), part, self._nodes.inner)
-                for result, part in zip(received[stage.parts], own, strict=True)
-            ]
+            hops = stage.outer.exchange(self._sum_inside(stage, arrivals, self._dtype, trace), trace)
+            next(hops)
+            crossing.append(hops)
+        for hops in crossing:
+            next(hops, None)
+        gathers = []
+        for stage, hops in zip(self._stages, crossing, strict=True):
+            for _ in hops:
+                pass
+            gathers += self._start_gathers(stage, trace)
+        yield
         for gather in gathers:
             gather.wait()
+
+    def _start_gathers(self, stage: _Stage, trace: Trace) -> list[dist.Work]:
+        """Decode this rank's averaged shard and send it to the ranks of this node."""
+        sent, received = self._wires(self._dtype)
+        # What this rank sent of these parts is not needed any more, and makes room for the shard.
+        own = sent[stage.parts].view(-1)[: self._shard(stage).numel()].view(-1, self._chunk)
+        stage.outer.receive(own.view(-1), trace)
+        return [
+            compat.start_all_gather(result.view(-1), part, self._nodes.inner)
+            for result, part in zip(received[stage.parts], own, strict=True)
+        ]
 
     def is_finite(self) -> Tensor:
         """Return [] bool: whether the mean is finite; the same on every rank."""

@@ -1,6 +1,6 @@
 """The low-rank average: two thin factors of each matrix, averaged by two native all-reduces."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -98,8 +98,8 @@ class LowRank:
         """Begin with the residuals that are held for these parameters, the others at zero."""
         residuals.load(self.worker, [piece.slot for piece in self._pieces], held)
 
-    def exchange(self, buffer: Tensor, trace: Trace) -> None:
-        """Find and average both factors; the buffer is only read."""
+    def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
+        """Find and average both factors, a hop for each; the buffer is only read."""
         left, right, own_right = self._factors()
         with trace.measure("encode"):
             self._fates = [self._add(piece, buffer, total) for piece, total in self._sums()]
@@ -107,14 +107,18 @@ class LowRank:
                 _product(fate, piece.warm_start, piece.matrix.of(total).t(), left[piece.left])
             # Dividing before the sum keeps large gradients finite.
             left.mul_(1 / self._world_size)
-        compat.start_all_reduce(left, self._group).wait()
+        lefts = compat.start_all_reduce(left, self._group)
+        yield
+        lefts.wait()
         with trace.measure("encode"):
             self._orthonormalise(left)
             for (piece, total), fate in zip(self._sums(), self._fates, strict=True):
                 rows = left[piece.left].view(self._rank, -1)
                 _product(fate, rows, piece.matrix.of(total), own_right[piece.right])
             torch.mul(own_right, 1 / self._world_size, out=right)
-        compat.start_all_reduce(right, self._group).wait()
+        rights = compat.start_all_reduce(right, self._group)
+        yield
+        rights.wait()
 
     def is_finite(self) -> Tensor:
         """Return [] bool: whether the averaged factors are finite; the same on every rank."""

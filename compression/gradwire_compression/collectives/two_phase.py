@@ -1,6 +1,6 @@
 """The compressed average: everybody encodes, owners average and encode again, everybody decodes the same bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -78,14 +78,15 @@ class TwoPhase:
         """Begin with the residuals that are held for these parameters, the others at zero."""
         residuals.load(self.worker, self._slots, held)
 
-    def exchange(self, buffer: Tensor, trace: Trace) -> None:
-        """Encode, send, and gather the encoded mean; the buffer is only read."""
+    def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
+        """Encode, send, and gather the encoded mean, a hop at a time; the buffer is only read."""
         sent, received, own = self._payloads()
         arrivals = []
         for part, shards in enumerate(self._parts):
             with trace.measure("encode"):
                 self._codec.encode_shards(buffer, shards, shards.of(self.worker), sent[part])
             arrivals.append(compat.start_all_to_all(received[part].view(-1), sent[part].view(-1), self._group))
+        yield
         gathers = []
         owned_residuals = zip(self._owner_parts(self._owner), self._owner_parts(self._new_owner), strict=True)
         for part, (old, new) in enumerate(owned_residuals):
@@ -94,6 +95,7 @@ class TwoPhase:
                 self._codec.reduce(received[part], self._owned[part], old, own[part], new)
             # What was received of this part is averaged, so the gathered results can take its place.
             gathers.append(compat.start_all_gather(received[part].view(-1), own[part], self._group))
+        yield
         for gather in gathers:
             gather.wait()
 
