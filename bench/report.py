@@ -2,6 +2,8 @@
 
     python -m bench.report kernels.json link.json scaling.json > docs/performance.md
 
+`--quick` says that the benchmarks ran with that option.
+
 Nothing in the page is written by hand, what we lose least of all.
 """
 
@@ -17,6 +19,8 @@ from bench.runner import Row, cell
 
 Record = dict[str, Any]
 
+QUICK = "--quick"
+
 TITLES = {
     "kernels": "Kernels",
     "link": "Training over shaped links",
@@ -25,8 +29,8 @@ TITLES = {
 }
 
 
-def page(records: Sequence[Record]) -> str:
-    """Return the page in Markdown."""
+def page(records: Sequence[Record], options: str = "") -> str:
+    """Return the page in Markdown; `options` are those that the benchmarks ran with."""
     parts = [
         "# Performance",
         "This page is written by `python -m bench.report` from what the benchmarks measured. Absolute times belong "
@@ -35,11 +39,11 @@ def page(records: Sequence[Record]) -> str:
         _list(losses(records)) or "Nowhere in these measurements.",
     ]
     for record in records:
-        parts += section(record)
+        parts += section(record, options)
     return "\n\n".join(parts) + "\n"
 
 
-def section(record: Record) -> list[str]:
+def section(record: Record, options: str = "") -> list[str]:
     """Return the paragraphs of one benchmark."""
     name = record["bench"]
     about = (importlib.import_module(f"bench.{name}").__doc__ or "").strip()
@@ -55,7 +59,7 @@ def section(record: Record) -> list[str]:
     return [
         f"## {TITLES[name]}",
         about,
-        f"`python -m bench.{name}`, {record['date']}, {record['machine']}.",
+        f"`python -m bench.{name}{options}`, {record['date']}, {record['machine']}.",
         *([table(targets)] if targets else []),
         table(record["rows"]),
     ]
@@ -108,7 +112,9 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def main() -> int:
-    sys.stdout.write(page([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))
+    names = [name for name in sys.argv[1:] if name != QUICK]
+    options = f" {QUICK}" if QUICK in sys.argv[1:] else ""
+    sys.stdout.write(page([json.loads(Path(name).read_text()) for name in names], options))
     return 0
 
 
