@@ -123,7 +123,7 @@ def test_first_screen_needs_neither_charts_nor_their_library(chromium: Browser, 
         expect(page.locator("#chart-steps .main-svg").first).to_be_visible()
 
 
-def test_hostile_text_is_shown_as_it_stands_on_every_page(chromium: Browser, server: ServerProcess) -> None:
+def test_c64_hostile_text_is_shown_as_it_stands_on_every_page(chromium: Browser, server: ServerProcess) -> None:
     made = changed(TOY, name=HOSTILE[0], hosts=(HOSTILE[3],), device_name=HOSTILE[1], link_note=HOSTILE[2])
     # Plotly takes just these tags for markup.
     markup = HOSTILE[2] + HOSTILE[3]

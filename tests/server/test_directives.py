@@ -314,7 +314,7 @@ def test_only_operators_change_anything(server: ServerProcess, stream: AgentStre
     assert directive_states(server.database_path, stream.run) == []
 
 
-def test_of_two_who_press_at_once_one_wins_and_the_other_is_told(
+def test_c51_of_two_who_press_at_once_one_wins_and_the_other_is_told(
     server: ServerProcess, stream: AgentStream, operator: Operator
 ) -> None:
     """Field case: two engineers on stale pages, fifty times at the same instant."""
