@@ -78,10 +78,10 @@ class Effort:
 FULL = Effort(steps_per_block=3, least_rounds=3, seconds=60.0)
 BOUNDS = (COMPUTE_ONLY, PLAIN)
 # What can be our best or the best of PyTorch's, and what a target names.
-QUICK = Effort(2, 1, 24.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", "powersgd"))
+QUICK = Effort(2, 1, 15.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", "powersgd"))
 # Where ranks share hosts, and the cores of one machine; and where there is nothing to gain.
 QUICK_CROSSING = Effort(2, 1, 25.0, (*BOUNDS, "int8", "int8 flat"))
-QUICK_UNSHAPED = Effort(3, 5, 20.0, (*BOUNDS, CHOICE))
+QUICK_UNSHAPED = Effort(3, 3, 14.0, (*BOUNDS, CHOICE))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected seconds of one bucket both ways, each by itself: what backward hides of the wire is left out."""
+    """What one bucket should cost both ways, seconds, each by itself: what backward hides of the wire is left out.
+
+    The codec's own time is in it `CODEC_WEIGHT` times.
+    """
 
     exact_seconds: float
     lossy_seconds: float

@@ -3,14 +3,13 @@
 import logging
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from gradwire_compression.errors import PlanError
 from gradwire_compression.kernels.blocks import ReferenceKernels, ScaledOperation
 from gradwire_compression.kernels.cast.reference import ReferenceCastKernels
+from gradwire_compression.kernels.contracts import CastKernels, ScaledKernels
 from gradwire_compression.kernels.cpu import CpuCastKernels, CpuKernels
 from gradwire_compression.kernels.fp8.reference import Fp8Operation
 from gradwire_compression.kernels.host import HostCastKernels, HostKernels
@@ -18,7 +17,6 @@ from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
 from gradwire_compression.kernels.topk.reference import TopkOperation
-from gradwire_compression.layout import Layout
 
 _log = logging.getLogger(__name__)
 
@@ -48,77 +46,6 @@ _UNPROVED = (
     "run python -m bench.gpu_check of Gradwire's sources there first"
 )
 _said: set[str] = set()
-
-
-class ScaledKernels(Protocol):
-    """Encode, decode and reduce of one scaled codec; `ScaledCodec` documents the arguments."""
-
-    @property
-    def takes_shards(self) -> bool:
-        """Return whether one call encodes or decodes several payloads, [k, bytes]."""
-
-    @property
-    def undo_bytes(self) -> int:
-        """Return the bytes for each element that `take_back` needs besides."""
-
-    def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
-        """Encode x + residual."""
-
-    def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None:
-        """Decode into `out`."""
-
-    def reduce(
-        self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
-    ) -> None:
-        """Encode the mean of several payloads."""
-
-    def take_back(
-        self,
-        is_clean: Tensor,
-        payload: Tensor,
-        layout: Layout,
-        residual: Tensor,
-        buffer: Tensor,
-        undo: Tensor,
-    ) -> None:
-        """Undo an encode unless `is_clean`."""
-
-
-class CastKernels(Protocol):
-    """Encode and decode of the casts; `CastCodec` documents the arguments."""
-
-    @property
-    def undo_bytes(self) -> int:
-        """Return the bytes for each element that `take_back` needs besides."""
-
-    def encode(
-        self,
-        x: Tensor,
-        layout: Layout,
-        residual: Tensor,
-        wire: Tensor,
-        new_residual: Tensor,
-        world_size: int,
-        exponent: Tensor,
-        largest: Tensor,
-    ) -> None:
-        """Cast (x + residual) / W * 2**exponent."""
-
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
-        """Write the elements back."""
-
-    def take_back(
-        self,
-        is_clean: Tensor,
-        wire: Tensor,
-        layout: Layout,
-        residual: Tensor,
-        buffer: Tensor,
-        undo: Tensor,
-        world_size: int,
-        exponent: Tensor,
-    ) -> None:
-        """Undo an encode unless `is_clean`."""
 
 
 def is_compiled() -> bool:

@@ -1,42 +1,12 @@
 """CPU kernels for tensors of an accelerator that has none of its own: there and back again, slow and right."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from gradwire_compression.kernels.undo.reference import CastUndo, Undo
+from gradwire_compression.kernels.contracts import CastKernels, ScaledKernels
 from gradwire_compression.layout import Layout
 
 CPU = torch.device("cpu")
-
-
-class _Scaled(Protocol):
-    def encode(
-        self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
-    ) -> None: ...
-
-    def decode(self, payload: Tensor, layout: Layout, out: Tensor, weight: float, accumulate: bool) -> None: ...
-
-    def reduce(
-        self, payloads: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor
-    ) -> None: ...
-
-
-class _Cast(Protocol):
-    def encode(
-        self,
-        x: Tensor,
-        layout: Layout,
-        residual: Tensor,
-        wire: Tensor,
-        new_residual: Tensor,
-        world_size: int,
-        exponent: Tensor,
-        largest: Tensor,
-    ) -> None: ...
-
-    def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None: ...
 
 
 class HostKernels:
@@ -45,7 +15,7 @@ class HostKernels:
     takes_shards = False
     undo_bytes = 0
 
-    def __init__(self, kernels: _Scaled) -> None:
+    def __init__(self, kernels: ScaledKernels) -> None:
         self._kernels = kernels
 
     def encode(self, x: Tensor, layout: Layout, residual: Tensor, payload: Tensor, new_residual: Tensor) -> None:
@@ -81,7 +51,7 @@ class HostKernels:
     ) -> None:
         """Undo an encode unless `is_clean`."""
         old = residual.to(CPU)
-        Undo.take_back(self._kernels, is_clean, payload.to(CPU), layout, old, buffer.to(CPU), undo)
+        self._kernels.take_back(is_clean, payload.to(CPU), layout, old, buffer.to(CPU), undo)
         residual.copy_(old)
 
 
@@ -90,7 +60,7 @@ class HostCastKernels:
 
     undo_bytes = 0
 
-    def __init__(self, kernels: _Cast) -> None:
+    def __init__(self, kernels: CastKernels) -> None:
         self._kernels = kernels
 
     def encode(
@@ -130,7 +100,7 @@ class HostCastKernels:
     ) -> None:
         """Undo an encode unless `is_clean`."""
         old, sent, power = residual.to(CPU), wire.to(CPU), exponent.to(CPU)
-        CastUndo.take_back(self._kernels, is_clean, sent, layout, old, buffer.to(CPU), undo, world_size, power)
+        self._kernels.take_back(is_clean, sent, layout, old, buffer.to(CPU), undo, world_size, power)
         residual.copy_(old)
 
 
