@@ -24,11 +24,11 @@ from examples.demo.model import ByteTransformer
 
 # The first step of a block switches, and its caches are another mode's.
 WARM_STEPS = 1
-# What may be missing of the mean after one exchange, relative: float32 arithmetic, or, where the wire sums in half
+# What may be missing of the mean after one exchange, relative: float32 arithmetic, or, where the wire carries half
 # precision, its rounding.
 TOLERANCE = 1e-5
 CAST_TOLERANCE = 5e-3
-CASTS = ("bf16", "fp16")
+ROUNDING = {"bf16", "fp16", "hybrid"}
 # The parameter whose gradient is compared.
 CHECKED = "blocks.0.feed_in.weight"
 
@@ -162,7 +162,7 @@ def check_average(mode: Mode, batch: Batch, exact: Tensor) -> None:
     averaged = gradient_of(mode.replica)
     residual = mode.meter.exchange.owed().get(CHECKED, torch.zeros_like(exact))
     error = float((averaged + mean(residual) - exact).norm() / exact.norm())
-    tolerance = CAST_TOLERANCE if mode.name.split()[0] in CASTS else TOLERANCE
+    tolerance = CAST_TOLERANCE if ROUNDING.intersection(mode.name.split()) else TOLERANCE
     if mode.meter.errors or not error < tolerance or not averaged.any():
         raise RuntimeError(f"{mode.name}: {error:.2g} of the mean is lost {mode.meter.errors}")
 

@@ -15,7 +15,7 @@ from gradwire_compression.errors import PlanError
 from gradwire_compression.hashing import hash_json
 
 EXACT = "exact"
-EXCHANGES = ("auto", "flat", "hierarchical")
+EXCHANGES = ("auto", "flat", "hierarchical", "hybrid")
 
 # What codecs read.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,8 +49,9 @@ class Plan:
     exempt_patterns: tuple[str, ...] = ()
     # Uncompressed synchronised steps, counted from the exchange's first, before the codec is used.
     warmup_steps: int = 0
-    # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
-    # "hierarchical" both fall back to flat where the nodes do not allow it, and the exchange says why.
+    # "hierarchical": exact inside nodes, compressed across; "hybrid": the same, but bfloat16 inside nodes whatever
+    # the gradients are; "flat": compressed between all ranks. "auto" is "hierarchical"; both and "hybrid" fall back
+    # to flat where the nodes do not allow them, and the exchange says why.
     exchange: str = "auto"
     # Compress every bucket, also those that should be faster uncompressed by what was measured.
     every_bucket: bool = False

@@ -289,7 +289,8 @@ class Prepared:
             scratch = self._scratch.section(f"stage {stage}")
             return self._flat(owned, of_stage, nodes.outer, nodes.outer_rank, nodes.outer_size, scratch)
 
-        return Hierarchical(slots, dtype, nodes, across, self._scratch, self._device)
+        inside = torch.bfloat16 if self.plan.exchange == "hybrid" else dtype
+        return Hierarchical(slots, inside, nodes, across, self._scratch, self._device)
 
     def _flat(
         self,

@@ -8,7 +8,7 @@ from gradwire_protocol import limits
 from gradwire_protocol.codecs import Number, validate_codec
 from gradwire_protocol.errors import MalformedError
 
-ExchangeChoice = Literal["auto", "flat", "hierarchical"]
+ExchangeChoice = Literal["auto", "flat", "hierarchical", "hybrid"]
 EXCHANGES: tuple[str, ...] = get_args(ExchangeChoice)
 
 
@@ -25,8 +25,9 @@ class PlanSpec(Struct, frozen=True, kw_only=True):
     exempt_patterns: tuple[str, ...] = ()
     # Uncompressed synchronised steps, counted from attach, before the codec is used.
     warmup_steps: int = 0
-    # "hierarchical": exact inside nodes, compressed across; "flat": compressed between all ranks. "auto" and
-    # "hierarchical" both fall back to flat where the nodes do not allow it.
+    # "hierarchical": exact inside nodes, compressed across; "hybrid": the same, but bfloat16 inside nodes whatever
+    # the gradients are; "flat": compressed between all ranks. "auto" is "hierarchical"; both and "hybrid" fall back
+    # to flat where the nodes do not allow them.
     exchange: ExchangeChoice = "auto"
     # Compress every bucket, also those that should be faster uncompressed by what was measured.
     every_bucket: bool = False

@@ -91,10 +91,13 @@ def test_targets_at_200_mbit_ask_for_three_and_a_half_times() -> None:
 
 def test_two_levels_are_compared_with_the_same_codec_between_all_ranks() -> None:
     assert "bf16 flat" in link.crossing_plans()
-    one = measured(CROSSING, **{"int8 flat": blocks(421, 870, told=1e6)})
+    slower = {"int8 hybrid": blocks(300, 600, told=1e6)}
+    one = measured(CROSSING, **slower, **{"int8 flat": blocks(421, 870, told=1e6)})
     assert missed(one) == {"lead_of_two_levels_over_flat_int8_at_2x2"}
-    one = measured(CROSSING, **{"int8 flat": blocks(437, 880, told=1e6)})
+    one = measured(CROSSING, **slower, **{"int8 flat": blocks(437, 880, told=1e6)})
     assert missed(one) == set()
+    faster = {"int8 hybrid": blocks(270, 540, told=1e6)}
+    assert missed(measured(CROSSING, **faster, **{"int8 flat": blocks(421, 870, told=1e6)})) == set()
 
 
 @pytest.mark.parametrize(("milliseconds", "wanted"), [(411, set()), (414, {"own_choice_over_plain_ddp_unshaped"})])

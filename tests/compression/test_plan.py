@@ -59,7 +59,7 @@ def test_plan_survives_json():
         ({"codec": "int8", "parameters": {"block": True}}, "int8.block is True; wanted: int"),
         ({"warmup_steps": -1}, "warmup_steps is -1; wanted: an integer of 0 or more"),
         ({"min_elements": 1.5}, "min_elements is 1.5; wanted: an integer of 0 or more"),
-        ({"exchange": "ring"}, "exchange is 'ring'; wanted: one of auto, flat, hierarchical"),
+        ({"exchange": "ring"}, "exchange is 'ring'; wanted: one of auto, flat, hierarchical, hybrid"),
         ({"level": 9}, "a plan has no field 'level'"),
     ],
 )

@@ -107,6 +107,30 @@ def test_half_precision_travels_inside_as_it_is(dtype):
     assert _lost(results) < 5e-3
 
 
+@pytest.mark.parametrize("codec", ["int8", "onebit"])
+def test_hybrid_rounds_to_bfloat16_inside_and_sends_half_of_the_bytes_there(codec):
+    results, exact_inside = (_run(everything(codec, exchange=kind)) for kind in ("hybrid", "hierarchical"))
+    assert results[0]["flat_reason"] == ""
+    # Eight bits of each gradient and of each mean: more than float32 loses, and no residual remembers it.
+    assert 1e-5 < _lost(results) < 5e-3
+    # Every mean can be told in bfloat16, whatever the codec's own values are.
+    applied = results[0]["applied"].float()
+    assert torch.equal(applied.bfloat16().float(), applied)
+    sent, more = (one[0]["timings"][-1].wire_bytes for one in (results, exact_inside))
+    assert sent < more
+    across = 2 * sent - more
+    assert 0 < across < sent
+
+
+def test_hybrid_shows_a_bad_value_to_all_and_restores():
+    results = _run(everything("int8", exchange="hybrid"), spoiled_step=5)
+    for result in results:
+        finite = result["applied"].isfinite().all(dim=1)
+        assert finite.tolist() == [step != 5 for step in range(1, 13)]
+        assert result["owed"].isfinite().all()
+        assert result["num_nonfinite_results"] == 1
+
+
 def test_large_bucket_goes_in_parts():
     results = _run(everything("int8"), num_steps=4, shapes=[(700, 1001), (5,)], bucket_cap_mb=25)
     error = (results[0]["applied"] - _exact(results)).norm() / _exact(results).norm()

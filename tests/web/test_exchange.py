@@ -25,6 +25,12 @@ def test_two_levels_are_named_hop_by_hop_with_the_bytes_between_nodes():
     assert note == "about 3.00 MB leave each node per step"
 
 
+def test_bfloat16_inside_nodes_is_said():
+    assert (
+        _said(TWO_LEVELS, exchange="hybrid")[1] == "bfloat16 inside nodes, about 3.00 MB leave each node per step"
+    )
+
+
 def test_flat_says_why_and_what_each_rank_sends():
     hops, note = _said(RouteFacts(flat_reason="all ranks are on one node", wire_bytes=9_000_000))
     assert hops == f"int8 between all {compressed_view().summary.world_size} ranks"

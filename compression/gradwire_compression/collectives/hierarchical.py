@@ -21,8 +21,9 @@ from gradwire_compression.trace import Trace
 # Kernels load 16 bytes at once where every tensor begins at a multiple of so many elements.
 _ALIGNMENT = 4
 
-# Hops inside hide behind the hop across of other stages: all but those of one stage of so many.
-MAX_STAGES = 3
+# Hops inside hide behind the hop across of other stages: all but those of one stage of so many. More stages mean
+# more messages.
+MAX_STAGES = 6
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ class Hierarchical:
 
     The compressed tensors lie one after the other in a vector that is dealt out in order to parts x L chunks of
     equal size. The shard of rank l is chunk l of each part; it is averaged with rank l of every other node.
-    Gradients travel inside in the bucket's own dtype, and so does the averaged shard: neither loses anything. The
-    sum is made in float32 in rank order. The parts go across in a few stages, so that links inside and between
-    nodes are busy at the same time.
+    Gradients travel inside in `dtype`, and so does the averaged shard: in the bucket's own dtype neither loses
+    anything, in bfloat16 a float32 bucket is rounded twice, to 8 bits, and no residual remembers that. The sum is
+    made in float32 in rank order. The parts go across in a few stages, so that links inside and between nodes are
+    busy at the same time.
 
     Cost: sends 2 (L - 1) / L of the compressed tensors' bytes inside the node, and across what the outer average
     sends for 1 / L of the elements. Memory: the outer average's for 1 / L of the elements; 8 bytes for each element
@@ -66,7 +68,10 @@ class Hierarchical:
         scratch: Scratch,
         device: torch.device,
     ) -> None:
-        """`make_outer` gives a stage's average across nodes of tensors in a flat float32 vector."""
+        """`make_outer` gives a stage's average across nodes of tensors in a flat float32 vector.
+
+        `dtype` is what travels inside nodes.
+        """
         self._slots, self._dtype, self._nodes, self._scratch, self._device = slots, dtype, nodes, scratch, device
         self._packed = pack((slot.name, slot.numel) for slot in slots)
         self._numel = sum(slot.numel for slot in slots)

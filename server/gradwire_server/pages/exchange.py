@@ -24,7 +24,10 @@ def exchange(words: Wording, view: RunView) -> tuple[str, str]:
         codec=name,
         nodes=words.number(num_nodes),
     )
-    return hops, words.say("about {bytes} leave each node per step", bytes=words.bytes(route.node_bytes))
+    sent = words.say("about {bytes} leave each node per step", bytes=words.bytes(route.node_bytes))
+    if view.plan.exchange == "hybrid":
+        sent = words.enumerate((words.say("bfloat16 inside nodes"), sent))
+    return hops, sent
 
 
 def _reason(words: Wording, reason: str) -> str:
