@@ -29,7 +29,7 @@ from typing import Any
 from gradwire_compression import Plan
 
 from bench import ranks, runner
-from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, TORCH, our_plans
+from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, THIN, TORCH, our_plans
 from bench.numbers import half_spread, middle, quotients
 from bench.ranks import Cluster
 from bench.runner import Result, Row, Target
@@ -79,7 +79,7 @@ class Effort:
 FULL = Effort(steps_per_block=3, least_rounds=3, seconds=60.0)
 BOUNDS = (COMPUTE_ONLY, PLAIN)
 # What can be our best or the best of PyTorch's, and what a target names.
-QUICK = Effort(2, 1, 15.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", "powersgd"))
+QUICK = Effort(2, 1, 15.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", THIN))
 # Where ranks share hosts, and the cores of one machine; and where there is nothing to gain.
 QUICK_CROSSING = Effort(2, 1, 28.0, (*BOUNDS, "int8", "int8 flat", "int8 hybrid"))
 QUICK_UNSHAPED = Effort(3, 3, 14.0, (*BOUNDS, CHOICE))

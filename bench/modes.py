@@ -32,6 +32,8 @@ ONE_BUCKET_MB = 10_000
 POWERSGD_START = 2
 # The hook's default, and the rank at which our codec stands by default.
 POWERSGD_RANKS = (1, 4)
+# Ours at the hook's default.
+THIN = "powersgd rank 1"
 
 Batch = tuple[Tensor, Tensor]
 
@@ -141,6 +143,7 @@ def make_modes(
 def our_plans() -> dict[str, dict[str, Any]]:
     """Return our plans by mode: each codec of this build in every bucket, and one that chooses."""
     plans = {codec: Plan(codec=codec, every_bucket=True) for codec in registry.available()}
+    plans[THIN] = Plan(codec="powersgd", parameters={"rank": 1}, every_bucket=True)
     plans[CHOICE] = Plan(codec="int8")
     return {name: plan.to_dict() for name, plan in plans.items()}
 

@@ -30,9 +30,13 @@ class Matrix:
 
     def of(self, flat: Tensor) -> Tensor:
         """Return a view [num_rows, num_columns] of a contiguous [numel]."""
-        if self.is_transposed:
-            return flat.view(self.num_columns, self.num_rows).t()
-        return flat.view(self.num_rows, self.num_columns)
+        stored = self.stored(flat)
+        return stored.t() if self.is_transposed else stored
+
+    def stored(self, flat: Tensor) -> Tensor:
+        """Return a contiguous view of a contiguous [numel]: the matrix, or its transpose if that is how it lies."""
+        shape = (self.num_columns, self.num_rows) if self.is_transposed else (self.num_rows, self.num_columns)
+        return flat.view(shape)
 
 
 def matrix_of(parameter: Tensor) -> Matrix:

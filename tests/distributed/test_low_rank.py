@@ -123,8 +123,8 @@ def test_wire_and_memory_are_counted_exactly(world_size):
         left, right, exempt = 4 * 3 * (64 + 200), 4 * 3 * (1024 + 300), 4 * 100
         assert wire == sum(exact_wire_bytes(size, world_size) for size in (left, right, exempt))
         numel = 64 * 1024 + 200 * 300
-        # A residual, the warm starts, the sums of gradient and residual, and the factors on their way.
-        assert told == taken == 4 * numel + right + 4 * numel + left + 2 * right + exempt
+        # A residual, the warm starts, the factors, and those on their way.
+        assert told == taken == 4 * numel + right + 2 * (left + right) + exempt
 
 
 def _single(rank, world_size):
@@ -197,8 +197,9 @@ def _c01(rank, world_size, bad):
             optimizer.step()
     assert not script.errors
     assert all(tensor.isfinite().all() for state in states for tensor in state)
-    # The residual and the directions after the bad step are those before it, bit for bit.
-    assert all(torch.equal(one, other) for one, other in zip(states[3], states[4], strict=True))
+    # The residual after the bad step is the one before it, right to rounding, and the directions are bit for bit.
+    torch.testing.assert_close(states[3][0], states[4][0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(states[3][1], states[4][1])
     assert not all(torch.equal(one, other) for one, other in zip(states[4], states[5], strict=True))
     assert replicas_equal(model)
     return finite, script.nonfinite_parameters, script.num_nonfinite_results

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -14,19 +13,11 @@ from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives import compat
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.finite import finite_flag
+from gradwire_compression.kernels import dispatch
+from gradwire_compression.kernels.low_rank.reference import Factors, Found, Multiply
 from gradwire_compression.matrices import Matrix, WarmStarts, normalise, orthonormalise
 from gradwire_compression.scratch import Scratch, zeros
 from gradwire_compression.trace import Trace
-
-
-class _Fate(Enum):
-    """What this rank sends of one matrix in this step."""
-
-    FACTORS = 1
-    # The gradient is exactly zero here: nothing is sent and the residual is kept.
-    NOTHING = 2
-    # The gradient is not finite here, which every rank must see.
-    NAN = 3
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,10 @@ class _Piece:
     # [rank, num_columns]: where the power iteration goes on.
     warm_start: Tensor
 
+    def stored(self, left: Tensor, right: Tensor) -> Factors:
+        """Return the factors in the order in which the matrix lies in memory."""
+        return (right, left) if self.matrix.is_transposed else (left, right)
+
 
 class LowRank:
     """One bucket's exchange as pairs of factors, G = left^T right, with r rows in each factor.
@@ -50,11 +45,15 @@ class LowRank:
     G - left^T (left G). PyTorch's hook subtracts the averaged product instead, exempt tensors included: with data
     that differ between ranks its buffers grow without bound.
 
-    Ranks hold the same bits as long as their processors are of one kind, since each multiplies the factors itself.
+    The residual holds G from a step to the next, beside the factors whose product is still to be subtracted: the
+    pass that adds the next gradient does that as well. Memory is what these averages wait for, so a pass saved
+    counts more than any arithmetic.
+
+    Ranks hold the same bits as long as their processors are of one kind, since each makes the factors orthonormal
+    itself.
 
     Cost: sends 2 (W - 1) / W * 4 r (n + m) bytes for each n x m matrix, in two all-reduces for the whole bucket.
-    Memory: 4 bytes for each element and 4 r m for each matrix; the sums of gradient and residual, 4 bytes for each
-    element of the largest bucket, are in the shared scratch.
+    Memory: 4 bytes for each element and 4 r (n + 2 m) for each n x m matrix; what is on its way is in the scratch.
     Source: PowerSGD (arXiv:1905.13727), algorithm 2, warm-started by parameter, with local error feedback.
     """
 
@@ -70,51 +69,57 @@ class LowRank:
         device: torch.device,
     ) -> None:
         self._rank, self._group, self._world_size, self._scratch = codec.rank, group, world_size, scratch
-        self._numel = sum(slot.numel for slot in slots)
-        self.worker = zeros(self._numel, device)
+        self._kernels = dispatch.low_rank_kernels()
+        self._worker = zeros(sum(slot.numel for slot in slots), device)
         self._pieces: list[_Piece] = []
         left = right = 0
-        residual_parts = self.worker.split([slot.numel for slot in slots])
+        residual_parts = self._worker.split([slot.numel for slot in slots])
         for slot, matrix, residual in zip(slots, matrices, residual_parts, strict=True):
             left_end, right_end = left + codec.rank * matrix.num_rows, right + codec.rank * matrix.num_columns
             warm_start = warm_starts.take(slot.name, codec.rank, matrix.num_columns, device)
             places = slice(left, left_end), slice(right, right_end)
             self._pieces.append(_Piece(slot, matrix, residual, *places, warm_start))
             left, right = left_end, right_end
-        self._left_bytes, self._right_bytes = 4 * left, 4 * right
-        self._fates: list[_Fate] = []
-        self.wire_bytes = sum(exact_wire_bytes(size, world_size) for size in (self._left_bytes, self._right_bytes))
-        scratch.reserve("sums", 4 * self._numel)
-        scratch.reserve("left", self._left_bytes)
+        self._left, self._own_right = zeros(left, device), zeros(right, device)
+        self._right_bytes = self._own_right.nbytes
+        # Matrices with as many rows, which are made orthonormal together.
+        self._alike = self._by_length()
+        self._found: list[Found] = []
+        # Pieces whose product with the factors of the step before is still in their residual.
+        self._unsettled: set[int] = set()
+        self.wire_bytes = sum(exact_wire_bytes(size.nbytes, world_size) for size in (self._left, self._own_right))
+        scratch.reserve("left", self._left.nbytes)
         scratch.reserve("right", self._right_bytes)
-        scratch.reserve("own right", self._right_bytes)
 
     @property
     def memory_bytes(self) -> int:
-        """Residuals and warm starts of this bucket, bytes."""
-        return self.worker.nbytes + sum(piece.warm_start.nbytes for piece in self._pieces)
+        """Residuals, warm starts and unsettled factors of this bucket, bytes."""
+        held = (self._worker, self._left, self._own_right, *(piece.warm_start for piece in self._pieces))
+        return sum(tensor.nbytes for tensor in held)
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Begin with the residuals that are held for these parameters, the others at zero."""
-        residuals.load(self.worker, [piece.slot for piece in self._pieces], held)
+        self._unsettled.clear()
+        residuals.load(self._worker, [piece.slot for piece in self._pieces], held)
 
     def exchange(self, buffer: Tensor, trace: Trace) -> Iterator[None]:
         """Find and average both factors, a hop for each; the buffer is only read."""
-        left, right, own_right = self._factors()
+        left, right, own_right = self._left, self._right(), self._own_right
         with trace.measure("encode"):
-            self._fates = [self._add(piece, buffer, total) for piece, total in self._sums()]
-            for (piece, total), fate in zip(self._sums(), self._fates, strict=True):
-                _product(fate, piece.warm_start, piece.matrix.of(total).t(), left[piece.left])
             # Dividing before the sum keeps large gradients finite.
-            left.mul_(1 / self._world_size)
+            torch.mul(self._add(buffer), 1 / self._world_size, out=left)
         lefts = compat.start_all_reduce(left, self._group)
         yield
         lefts.wait()
         with trace.measure("encode"):
-            self._orthonormalise(left)
-            for (piece, total), fate in zip(self._sums(), self._fates, strict=True):
-                rows = left[piece.left].view(self._rank, -1)
-                _product(fate, rows, piece.matrix.of(total), own_right[piece.right])
+            self._orthonormalise()
+            for piece, found in zip(self._pieces, self._found, strict=True):
+                out = own_right[piece.right]
+                if found is Found.SOMETHING:
+                    rows = self._rows(left[piece.left])
+                    torch.mm(rows, piece.matrix.of(piece.residual), out=self._rows(out))
+                else:
+                    out.fill_(_stand_in(found))
             torch.mul(own_right, 1 / self._world_size, out=right)
         rights = compat.start_all_reduce(right, self._group)
         yield
@@ -122,45 +127,40 @@ class LowRank:
 
     def is_finite(self) -> Tensor:
         """Return [] bool: whether the averaged factors are finite; the same on every rank."""
-        left, right, _ = self._factors()
-        return finite_flag(left) & finite_flag(right)
+        return finite_flag(self._left) & finite_flag(self._right())
 
     def own_nonfinite(self, buffer: Tensor) -> Tensor:
         """Return [parameters] bool: of which of them this rank sent something that is not finite."""
-        return torch.tensor([fate is _Fate.NAN for fate in self._fates])
+        return torch.tensor([found is Found.NOT_FINITE for found in self._found])
 
     def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
-        """Make the residuals and warm starts of this step the valid ones if `is_clean`."""
-        # Until then they are those from before it; this runs on the CPU alone, where the flag is known.
-        if not is_clean:
-            return
-        left, right, own_right = self._factors()
-        for (piece, total), fate in zip(self._sums(), self._fates, strict=True):
-            of = piece.matrix.of
-            if fate is _Fate.FACTORS:
-                rows, own = left[piece.left].view(self._rank, -1), own_right[piece.right].view(self._rank, -1)
-                torch.addmm(of(total), rows.t(), own, alpha=-1, out=of(piece.residual))
-            found = normalise(right[piece.right].view(self._rank, -1))
-            # A direction in which nothing was found this time is tried again next time; zeros would stay zeros.
-            piece.warm_start.copy_(torch.where(found.any(dim=1, keepdim=True), found, piece.warm_start))
+        """Make the residuals and warm starts of this step the valid ones if `is_clean`, else bring back the old."""
+        right = self._right()
+        for index, (piece, found) in enumerate(zip(self._pieces, self._found, strict=True)):
+            # This runs on the CPU alone, where the flag is known.
+            if is_clean:
+                directions = normalise(self._rows(right[piece.right]))
+                # One in which nothing was found this time is tried again next time; zeros would stay zeros.
+                is_found = directions.any(dim=1, keepdim=True)
+                piece.warm_start.copy_(torch.where(is_found, directions, piece.warm_start))
+            if found is Found.SOMETHING:
+                if is_clean:
+                    self._unsettled.add(index)
+                else:
+                    piece.residual.sub_(piece.slot.of(buffer))
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the product of the averaged factors into the buffer."""
-        left, right, _ = self._factors()
+        right = self._right()
         with trace.measure("decode"):
-            for piece, total in self._sums():
-                gradient = piece.slot.of(buffer)
-                # The sum is not needed any more, and takes the product where the bucket is not float32.
-                product = gradient if gradient.dtype == torch.float32 else total
-                rows = left[piece.left].view(self._rank, -1)
-                columns = right[piece.right].view(self._rank, -1)
-                torch.mm(rows.t(), columns, out=piece.matrix.of(product))
-                if product is total:
-                    gradient.copy_(total)
+            for piece in self._pieces:
+                rows, columns = piece.stored(self._rows(self._left[piece.left]), self._rows(right[piece.right]))
+                self._kernels.write(rows, columns, piece.slot.of(buffer))
 
     def worker_residual(self) -> Tensor:
         """Return a copy of the residual."""
-        return self.worker.clone()
+        self._settle_all()
+        return self._worker.clone()
 
     def owner_parts(self) -> list[tuple[int, Tensor]]:
         """Return nothing: a sum has no owner."""
@@ -168,49 +168,68 @@ class LowRank:
 
     def rescale(self, factor: float) -> None:
         """Multiply the residual."""
-        self.worker.mul_(factor)
+        self._settle_all()
+        self._worker.mul_(factor)
 
     def owed(self) -> Tensor:
         """Return a copy of the residual; a sum has no owner."""
-        return self.worker.clone()
+        return self.worker_residual()
 
-    @staticmethod
-    def _add(piece: _Piece, buffer: Tensor, total: Tensor) -> _Fate:
-        """Write gradient plus residual into `total` where they are to be sent."""
-        gradient = piece.slot.of(buffer)
-        smallest, largest = torch.aminmax(gradient)
-        if not bool(smallest.isfinite() & largest.isfinite()):
-            return _Fate.NAN
-        if not bool(smallest.any() | largest.any()):
-            return _Fate.NOTHING
-        torch.add(piece.residual, gradient, out=total)
-        return _Fate.FACTORS
+    def _add(self, buffer: Tensor) -> Tensor:
+        """Add the gradients to the residuals; return the product of each with its warm start."""
+        # The factors of the step before are still needed beside it.
+        products = self._scratch.take("left", self._left.nbytes, torch.float32).zero_()
+        self._found = []
+        for index, piece in enumerate(self._pieces):
+            product = products[piece.left]
+            found = self._kernels.sweep(
+                piece.matrix.stored(piece.residual),
+                self._settled(index),
+                piece.slot.of(buffer),
+                Multiply.ROWS if piece.matrix.is_transposed else Multiply.COLUMNS,
+                piece.warm_start,
+                self._rows(product),
+            )
+            if found is not Found.SOMETHING:
+                product.fill_(_stand_in(found))
+            self._found.append(found)
+        self._unsettled.clear()
+        return products
 
-    def _orthonormalise(self, left: Tensor) -> None:
-        """Do it in place, all matrices with as many rows at once."""
-        by_length: dict[int, list[Tensor]] = {}
+    def _settled(self, index: int) -> Factors | None:
+        """Return the factors whose product is to be subtracted from a piece's residual."""
+        if index not in self._unsettled:
+            return None
+        piece = self._pieces[index]
+        return piece.stored(self._rows(self._left[piece.left]), self._rows(self._own_right[piece.right]))
+
+    def _settle_all(self) -> None:
+        for index, piece in enumerate(self._pieces):
+            if (factors := self._settled(index)) is not None:
+                stored = piece.matrix.stored(piece.residual)
+                self._kernels.sweep(stored, factors, None, Multiply.NOTHING, None, None)
+        self._unsettled.clear()
+
+    def _by_length(self) -> list[list[_Piece]]:
+        found: dict[int, list[_Piece]] = {}
         for piece in self._pieces:
-            by_length.setdefault(piece.matrix.num_rows, []).append(left[piece.left].view(self._rank, -1))
-        for factors in by_length.values():
+            found.setdefault(piece.matrix.num_rows, []).append(piece)
+        return list(found.values())
+
+    def _orthonormalise(self) -> None:
+        """Do it in place."""
+        for pieces in self._alike:
+            factors = [self._rows(self._left[piece.left]) for piece in pieces]
             for factor, made in zip(factors, orthonormalise(torch.stack(factors)), strict=True):
                 factor.copy_(made)
 
-    def _sums(self) -> list[tuple[_Piece, Tensor]]:
-        """Return each matrix with its part [numel] of the shared sums."""
-        sums = self._scratch.take("sums", 4 * self._numel, torch.float32)
-        parts = sums.split([piece.slot.numel for piece in self._pieces])
-        return list(zip(self._pieces, parts, strict=True))
+    def _rows(self, flat: Tensor) -> Tensor:
+        return flat.view(self._rank, -1)
 
-    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the flat buffers (left, right, this rank's own right)."""
-        left = self._scratch.take("left", self._left_bytes, torch.float32)
-        right = self._scratch.take("right", self._right_bytes, torch.float32)
-        return left, right, self._scratch.take("own right", self._right_bytes, torch.float32)
+    def _right(self) -> Tensor:
+        return self._scratch.take("right", self._right_bytes, torch.float32)
 
 
-def _product(fate: _Fate, one: Tensor, other: Tensor, out: Tensor) -> None:
-    """Write one @ other into the flat `out`, or what stands for it."""
-    if fate is _Fate.FACTORS:
-        torch.mm(one, other, out=out.view(one.shape[0], -1))
-    else:
-        out.fill_(torch.nan if fate is _Fate.NAN else 0.0)
+def _stand_in(found: Found) -> float:
+    """Return what a factor is filled with where there is none; every rank must see what is not finite."""
+    return torch.nan if found is Found.NOT_FINITE else 0.0

@@ -12,6 +12,7 @@
 #include "fp8/kernel.h"
 #include "int4/kernel.h"
 #include "int8/kernel.h"
+#include "low_rank/kernel.h"
 #include "onebit/kernel.h"
 #include "topk/kernel.h"
 
@@ -175,6 +176,16 @@ CLONED static void cast_decode(
     }
 }
 
+CLONED static int64_t sweep(
+    struct matrix m, const float *rows, const float *columns, const void *gradient, int dtype, int by,
+    const float *given, float *product) {
+    return low_rank_sweep(m, rows, columns, gradient, dtype, (enum multiply)by, given, product);
+}
+
+CLONED static void write_product(struct matrix m, const float *rows, const float *columns, void *out, int dtype) {
+    low_rank_write(m, rows, columns, out, dtype);
+}
+
 /* Reads `count` integers from the arguments; returns -1 with an exception set if they are not that. */
 static int read_integers(PyObject *const *args, Py_ssize_t got, Py_ssize_t count, long long *values) {
     if (got != count) {
@@ -234,6 +245,28 @@ FUNCTION(cast_encode, 9,
 FUNCTION(cast_decode, 5,
          cast_decode(ADDRESS(uint16_t, 4), (int)values[5], values[6], table, ADDRESS(void, 7), (int)values[8]))
 
+static PyObject *py_low_rank_sweep(PyObject *self, PyObject *const *args, Py_ssize_t num_args) {
+    (void)self;
+    long long values[11];
+    if (read_integers(args, num_args, 11, values) < 0) return NULL;
+    struct matrix m = {ADDRESS(float, 0), values[1], values[2], values[3]};
+    int64_t found;
+    Py_BEGIN_ALLOW_THREADS found = sweep(
+        m, ADDRESS(float, 4), ADDRESS(float, 5), ADDRESS(void, 6), (int)values[7], (int)values[8], ADDRESS(float, 9),
+        ADDRESS(float, 10));
+    Py_END_ALLOW_THREADS return PyLong_FromLongLong(found);
+}
+
+static PyObject *py_low_rank_write(PyObject *self, PyObject *const *args, Py_ssize_t num_args) {
+    (void)self;
+    long long values[7];
+    if (read_integers(args, num_args, 7, values) < 0) return NULL;
+    struct matrix m = {NULL, values[0], values[1], values[2]};
+    Py_BEGIN_ALLOW_THREADS write_product(
+        m, ADDRESS(float, 3), ADDRESS(float, 4), ADDRESS(void, 5), (int)values[6]);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 #define ENTRY(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
@@ -242,7 +275,8 @@ static PyMethodDef methods[] = {
     ENTRY(int4_encode),   ENTRY(int4_decode),   ENTRY(int4_reduce),
     ENTRY(onebit_encode), ENTRY(onebit_decode), ENTRY(onebit_reduce),
     ENTRY(topk_encode),   ENTRY(topk_decode),   ENTRY(topk_reduce),
-    ENTRY(cast_encode),   ENTRY(cast_decode),   {NULL, NULL, 0, NULL},
+    ENTRY(cast_encode),   ENTRY(cast_decode),   ENTRY(low_rank_sweep), ENTRY(low_rank_write),
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

@@ -10,14 +10,14 @@ from torch import Tensor
 from gradwire_compression.kernels.undo.reference import CastUndo, Undo
 from gradwire_compression.layout import Layout
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def _table(layout: Layout) -> tuple[int, int, int, int]:
     return layout.offsets.data_ptr(), layout.lengths.data_ptr(), layout.num_blocks, layout.block
 
 
-def _address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
+def address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
     """Return the tensor's address; the kernel trusts what is asserted here."""
     assert tensor.dtype == dtype
     assert tensor.is_contiguous()
@@ -39,11 +39,11 @@ class CpuKernels(Undo):
         """Encode x + residual; see `ScaledCodec.encode`."""
         self._encode(
             *_table(layout),
-            _address(x, x.dtype, 0),
-            _DTYPES[x.dtype],
-            _address(residual, torch.float32, layout.numel),
-            _address(new_residual, torch.float32, layout.numel),
-            _address(payload, torch.uint8, 0),
+            address(x, x.dtype, 0),
+            DTYPES[x.dtype],
+            address(residual, torch.float32, layout.numel),
+            address(new_residual, torch.float32, layout.numel),
+            address(payload, torch.uint8, 0),
             self._num_scales,
         )
 
@@ -53,9 +53,9 @@ class CpuKernels(Undo):
         (weight_bits,) = struct.unpack("<I", struct.pack("<f", weight))
         self._decode(
             *_table(layout),
-            _address(payload, torch.uint8, 0),
-            _address(out, out.dtype, 0),
-            _DTYPES[out.dtype],
+            address(payload, torch.uint8, 0),
+            address(out, out.dtype, 0),
+            DTYPES[out.dtype],
             weight_bits,
             int(accumulate),
             self._num_scales,
@@ -67,12 +67,12 @@ class CpuKernels(Undo):
         """Encode the mean of several payloads; see `ScaledCodec.reduce`."""
         self._reduce(
             *_table(layout),
-            _address(payloads, torch.uint8, 0),
+            address(payloads, torch.uint8, 0),
             payloads.stride(0),
             payloads.shape[0],
-            _address(residual, torch.float32, layout.numel),
-            _address(new_residual, torch.float32, layout.numel),
-            _address(payload, torch.uint8, 0),
+            address(residual, torch.float32, layout.numel),
+            address(new_residual, torch.float32, layout.numel),
+            address(payload, torch.uint8, 0),
             self._num_scales,
         )
 
@@ -98,24 +98,24 @@ class CpuCastKernels(CastUndo):
         """Cast (x + residual) / W * 2**exponent into `wire`; see `CastCodec.encode`."""
         self._encode(
             *_table(layout),
-            _address(x, x.dtype, 0),
-            _DTYPES[x.dtype],
-            _address(residual, torch.float32, layout.numel),
-            _address(new_residual, torch.float32, layout.numel),
-            _address(wire, wire.dtype, layout.numel),
-            _DTYPES[wire.dtype],
+            address(x, x.dtype, 0),
+            DTYPES[x.dtype],
+            address(residual, torch.float32, layout.numel),
+            address(new_residual, torch.float32, layout.numel),
+            address(wire, wire.dtype, layout.numel),
+            DTYPES[wire.dtype],
             world_size,
             int(exponent),
-            _address(largest, torch.float32, 1),
+            address(largest, torch.float32, 1),
         )
 
     def decode(self, wire: Tensor, layout: Layout, out: Tensor, exponent: Tensor) -> None:
         """Write the elements of `wire` times 2**-exponent to their places in `out`."""
         self._decode(
             *_table(layout),
-            _address(wire, wire.dtype, layout.numel),
-            _DTYPES[wire.dtype],
+            address(wire, wire.dtype, layout.numel),
+            DTYPES[wire.dtype],
             int(exponent),
-            _address(out, out.dtype, 0),
-            _DTYPES[out.dtype],
+            address(out, out.dtype, 0),
+            DTYPES[out.dtype],
         )

@@ -15,6 +15,8 @@ from gradwire_compression.kernels.fp8.reference import Fp8Operation
 from gradwire_compression.kernels.host import HostCastKernels, HostKernels
 from gradwire_compression.kernels.int4.reference import Int4Operation
 from gradwire_compression.kernels.int8.reference import Int8Operation
+from gradwire_compression.kernels.low_rank.cpu import CpuLowRankKernels
+from gradwire_compression.kernels.low_rank.reference import ReferenceLowRankKernels
 from gradwire_compression.kernels.onebit.reference import OnebitOperation
 from gradwire_compression.kernels.topk.reference import TopkOperation
 
@@ -102,6 +104,11 @@ def cast_kernels(name: str, device: torch.device) -> CastKernels:
         return TritonCastKernels(name)
     kernels = CpuCastKernels(_cpu) if _cpu is not None else ReferenceCastKernels()
     return kernels if device.type == "cpu" else HostCastKernels(kernels)
+
+
+def low_rank_kernels() -> CpuLowRankKernels | ReferenceLowRankKernels:
+    """Return the fastest kernels of low-rank averages for CPU tensors."""
+    return CpuLowRankKernels(_cpu) if _cpu is not None else ReferenceLowRankKernels()
 
 
 def _operation(name: str, num_scales: int) -> ScaledOperation:
