@@ -18,10 +18,20 @@ class Link:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """One codec at one vector: seconds of a core for all of it."""
+    """One codec at one vector: seconds of a core for all of it, as two ranks saw it on the way."""
 
     encode_seconds: float
+    # To decode one payload.
     decode_seconds: float
+
+    @classmethod
+    def of_two_phase(cls, encode_seconds: float, decode_seconds: float) -> "CodecCost":
+        """Take the owner's part out of what two ranks took to decode: as much again, and half an encode."""
+        return cls(encode_seconds, max(0.0, decode_seconds - encode_seconds / 2) / 2)
+
+    def times(self, factor: float) -> "CodecCost":
+        """Return the cost on slower cores."""
+        return CodecCost(self.encode_seconds * factor, self.decode_seconds * factor)
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,7 @@ def exact_seconds(link: Link, num_bytes: int, world_size: int) -> float:
     return exact_bytes(num_bytes, world_size) / link.bytes_per_second + steps * link.latency_seconds
 
 
-def two_phase_seconds(
-    link: Link, codec: CodecCost, size: TwoPhaseSize, world_size: int, cores_share: float = 1.0
-) -> float:
+def two_phase_seconds(link: Link, codec: CodecCost, size: TwoPhaseSize, world_size: int) -> float:
     """Return the time of a two-phase exchange in parts.
 
     A part is encoded while the ones before it travel, and so is the owner's work; what no overlap hides is the
@@ -67,9 +75,8 @@ def two_phase_seconds(
         codec: Seconds of a whole core.
         size: How the vector is cut.
         world_size: Ranks.
-        cores_share: What a rank has of a core, at most 1.
     """
-    encode, decode = codec.encode_seconds / cores_share, codec.decode_seconds / cores_share
+    encode, decode = codec.encode_seconds, codec.decode_seconds
     # An owner decodes every rank's payload of a W-th of the vector, and encodes the mean.
     own = decode + encode / world_size
     messages = 2 * (world_size - 1) * size.num_parts
@@ -79,10 +86,8 @@ def two_phase_seconds(
     return max(wire + latency + (encode + own) / parts, encode + own + (wire + latency) / parts) + decode
 
 
-def all_gather_seconds(
-    link: Link, codec: CodecCost, payload_bytes: int, world_size: int, cores_share: float = 1.0
-) -> float:
+def all_gather_seconds(link: Link, codec: CodecCost, payload_bytes: int, world_size: int) -> float:
     """Return the time to encode once, gather every rank's payload and decode them all."""
     wire = all_gather_bytes(payload_bytes, world_size) / link.bytes_per_second
     work = codec.encode_seconds + world_size * codec.decode_seconds
-    return wire + (world_size - 1) * link.latency_seconds + work / cores_share
+    return wire + (world_size - 1) * link.latency_seconds + work

@@ -1,7 +1,7 @@
-"""One rank of `bench.scaling`: averages one vector by every scheme, and times encoding and decoding alone.
+"""One rank of `bench.scaling`: averages one vector by every scheme, and times encoding and decoding on the way.
 
-Rank 0 prints one JSON line: for each scheme the seconds of each round and the bytes that a host sent, and for each
-codec its cost and sizes.
+Rank 0 prints one JSON line: for each scheme the seconds of each round, the bytes that a host sent and the seconds
+in its codec in the fastest round, and for each codec the size of its payload.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gradwire_compression import Exchange, Plan, registry
+from gradwire_compression import BucketTiming, Exchange, Plan, registry
 from gradwire_compression.buckets import BucketView, Slot
 from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.collectives import compat
-from gradwire_compression.collectives.two_phase import divide
+from gradwire_compression.collectives.two_phase import MAX_PART_BYTES, divide
 from gradwire_compression.layout import Layout
 from torch import Tensor
 
@@ -30,7 +30,7 @@ COLUMNS = 1024
 # Elements whose mean is compared with the exact one.
 NUM_CHECKED = 65536
 TOLERANCE = 1e-5
-# All-reduces of one number, to learn the latency.
+# All-reduces of one number, to learn the latency; averages of one row, to learn what an average takes besides.
 NUM_TINY = 50
 CPU = torch.device("cpu")
 
@@ -51,6 +51,24 @@ class Scheme:
     enter: Callable[[], object]
     average: Callable[[Tensor], None]
     residual: Callable[[], Tensor]
+    # Seconds of the last average: to encode what this rank sends, and everything else that the codec did.
+    work: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+
+
+@dataclass
+class _Watch(Meter):
+    """Keeps the codec's seconds of the last average apart by what they were for."""
+
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def bucket_done(self, timing: BucketTiming) -> None:
+        """Take one bucket, which is all there is."""
+        super().bucket_done(timing)
+        self.encode_seconds, self.decode_seconds = (
+            sum(end - begin for begin, end, kind in timing.codec if kind == operation)
+            for operation in ("encode", "decode")
+        )
 
 
 class ByExchange:
@@ -58,7 +76,7 @@ class ByExchange:
 
     def __init__(self, num_rows: int) -> None:
         self._parameter = torch.nn.Parameter(torch.zeros(num_rows, COLUMNS))
-        self._meter = Meter()
+        self._meter = _Watch()
         self._exchange = Exchange(
             [("vector", self._parameter)], None, plan=Plan(), optimizer_class="SGD", observer=self._meter
         )
@@ -67,15 +85,18 @@ class ByExchange:
     def scheme(self, codec: str) -> Scheme:
         """Return the scheme of one codec."""
         name = NONE if codec == NONE else f"{codec} {TWO_PHASE}"
-        return Scheme(name, lambda: self._enter(codec), self._average, self._residual)
+        return Scheme(name, lambda: self._enter(codec), self._average, self._residual, self._work)
 
     def _enter(self, codec: str) -> None:
-        self._meter.prepared = self._exchange.prepare(Plan(codec=codec))
+        self._meter.prepared = self._exchange.prepare(Plan(codec=codec, min_elements=0))
 
     def _average(self, buffer: Tensor) -> None:
         self._exchange.average(BucketView(0, True, buffer, [self._parameter])).wait()
         if self._meter.errors:
             raise self._meter.errors[0]
+
+    def _work(self) -> tuple[float, float]:
+        return self._meter.encode_seconds, self._meter.decode_seconds
 
     def _residual(self) -> Tensor:
         residuals: dict[str, Tensor] = self._exchange.owed()
@@ -91,21 +112,19 @@ class ByAllGather:
         num_bytes = codec.wire_bytes(self._layout.num_blocks)
         self._residual = torch.zeros(numel)
         self._payload = torch.zeros(num_bytes, dtype=torch.uint8)
-        self._all = torch.zeros(dist.get_world_size() * num_bytes, dtype=torch.uint8)
+        self._all = torch.zeros(dist.get_world_size(), num_bytes, dtype=torch.uint8)
+        self._boxes = torch.zeros_like(self._all).view(-1)
+        self._work = 0.0, 0.0
 
     def scheme(self) -> Scheme:
         """Return the scheme."""
         return Scheme(
-            f"{self._codec.name} {ALL_GATHER}", self._residual.zero_, self._average, lambda: self._residual
+            f"{self._codec.name} {ALL_GATHER}",
+            self._residual.zero_,
+            self._average,
+            lambda: self._residual,
+            lambda: self._work,
         )
-
-    def time_alone(self, buffer: Tensor) -> tuple[float, float]:
-        """Return the seconds of encoding and of decoding all of `buffer`, which is overwritten."""
-        began = time.perf_counter()
-        self._codec.encode(buffer, self._layout, self._residual, self._payload)
-        between = time.perf_counter()
-        self._codec.decode(self._payload, self._layout, buffer, 1.0)
-        return between - began, time.perf_counter() - between
 
     @property
     def payload_bytes(self) -> int:
@@ -113,11 +132,20 @@ class ByAllGather:
         return self._payload.numel()
 
     def _average(self, buffer: Tensor) -> None:
-        world_size = dist.get_world_size()
+        world_size, parts = dist.get_world_size(), self._payload.split(MAX_PART_BYTES)
+        boxes = self._boxes.split([world_size * part.numel() for part in parts])
+        began = time.perf_counter()
         self._codec.encode(buffer, self._layout, self._residual, self._payload)
-        compat.start_all_gather(self._all, self._payload, _world()).wait()
-        for rank, payload in enumerate(self._all.view(world_size, -1)):
+        encoded = time.perf_counter()
+        # In parts, issued together, as our own exchange sends: as a whole it would go one way at a time.
+        sent = [compat.start_all_gather(box, part, _world()) for box, part in zip(boxes, parts, strict=True)]
+        for work in sent:
+            work.wait()
+        torch.cat([box.view(world_size, -1) for box in boxes], dim=1, out=self._all)
+        arrived = time.perf_counter()
+        for rank, payload in enumerate(self._all):
             self._codec.decode(payload, self._layout, buffer, 1 / world_size, accumulate=rank > 0)
+        self._work = encoded - began, time.perf_counter() - arrived
 
 
 def scaled_codecs() -> dict[str, ScaledCodec]:
@@ -169,7 +197,7 @@ def run(settings: Settings) -> dict[str, Any]:
         check(scheme, source, buffer)
     seconds: dict[str, list[float]] = {scheme.name: [] for scheme in schemes}
     sent: dict[str, list[float]] = {scheme.name: [] for scheme in schemes}
-    alone: dict[str, list[tuple[float, float]]] = {name: [] for name in gathers}
+    work: dict[str, list[tuple[float, float]]] = {scheme.name: [] for scheme in schemes}
     for _ in range(settings.num_rounds):
         for scheme in schemes:
             scheme.enter()
@@ -177,20 +205,32 @@ def run(settings: Settings) -> dict[str, Any]:
             took, num_bytes = time_once(scheme, source, buffer)
             seconds[scheme.name].append(took)
             sent[scheme.name].append(num_bytes)
-        for name, gather in gathers.items():
-            alone[name].append(gather.time_alone(buffer.copy_(source)))
+            work[scheme.name].append(scheme.work())
+    fastest = {name: work[name][seconds[name].index(min(seconds[name]))] for name in seconds}
     return {
-        "schemes": {name: {"seconds": seconds[name], "sent_bytes": sent[name]} for name in seconds},
-        "codecs": {
+        "schemes": {
             name: {
-                "encode_seconds": middle([encode for encode, _ in alone[name]]),
-                "decode_seconds": middle([decode for _, decode in alone[name]]),
-                "payload_bytes": gather.payload_bytes,
+                "seconds": seconds[name],
+                "sent_bytes": sent[name],
+                "encode_seconds": fastest[name][0],
+                "decode_seconds": fastest[name][1],
             }
-            for name, gather in gathers.items()
+            for name in seconds
         },
+        "fixed_seconds": {
+            TWO_PHASE: fixed_seconds(ByExchange(1).scheme("int8")),
+            ALL_GATHER: fixed_seconds(ByAllGather(codecs["int8"], COLUMNS).scheme()),
+        },
+        "payload_bytes": {name: gather.payload_bytes for name, gather in gathers.items()},
         "latency_seconds": middle([_tiny() for _ in range(NUM_TINY)]) / (2 * (dist.get_world_size() - 1)),
     }
+
+
+def fixed_seconds(scheme: Scheme) -> float:
+    """Return what an average takes however little there is to average."""
+    source, buffer = torch.randn(COLUMNS), torch.zeros(COLUMNS)
+    scheme.enter()
+    return min(time_once(scheme, source, buffer)[0] for _ in range(NUM_TINY))
 
 
 def part_sizes(codec: ScaledCodec, num_rows: int, world_size: int) -> dict[str, int]:
