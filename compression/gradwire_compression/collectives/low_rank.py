@@ -1,6 +1,6 @@
 """The low-rank average: two thin factors of each matrix, averaged by two native all-reduces."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,8 +82,9 @@ class LowRank:
             left, right = left_end, right_end
         self._left, self._own_right = zeros(left, device), zeros(right, device)
         self._right_bytes = self._own_right.nbytes
-        # Matrices with as many rows, which are made orthonormal together.
-        self._alike = self._by_length()
+        # Matrices whose factors are as long, which are worked on together: small tensors cost their call.
+        self._as_tall = _alike(self._pieces, lambda matrix: matrix.num_rows)
+        self._as_wide = _alike(self._pieces, lambda matrix: matrix.num_columns)
         self._found: list[Found] = []
         # Pieces whose product with the factors of the step before is still in their residual.
         self._unsettled: set[int] = set()
@@ -135,19 +136,14 @@ class LowRank:
 
     def settle(self, is_clean: Tensor, buffer: Tensor) -> None:
         """Make the residuals and warm starts of this step the valid ones if `is_clean`, else bring back the old."""
-        right = self._right()
-        for index, (piece, found) in enumerate(zip(self._pieces, self._found, strict=True)):
-            # This runs on the CPU alone, where the flag is known.
-            if is_clean:
-                directions = normalise(self._rows(right[piece.right]))
-                # One in which nothing was found this time is tried again next time; zeros would stay zeros.
-                is_found = directions.any(dim=1, keepdim=True)
-                piece.warm_start.copy_(torch.where(is_found, directions, piece.warm_start))
-            if found is Found.SOMETHING:
-                if is_clean:
-                    self._unsettled.add(index)
-                else:
-                    piece.residual.sub_(piece.slot.of(buffer))
+        sent = [index for index, found in enumerate(self._found) if found is Found.SOMETHING]
+        # This runs on the CPU alone, where the flag is known.
+        if is_clean:
+            self._unsettled.update(sent)
+            self._turn()
+        else:
+            for piece in (self._pieces[index] for index in sent):
+                piece.residual.sub_(piece.slot.of(buffer))
 
     def receive(self, buffer: Tensor, trace: Trace) -> None:
         """Write the product of the averaged factors into the buffer."""
@@ -210,15 +206,19 @@ class LowRank:
                 self._kernels.sweep(stored, factors, None, Multiply.NOTHING, None, None)
         self._unsettled.clear()
 
-    def _by_length(self) -> list[list[_Piece]]:
-        found: dict[int, list[_Piece]] = {}
-        for piece in self._pieces:
-            found.setdefault(piece.matrix.num_rows, []).append(piece)
-        return list(found.values())
+    def _turn(self) -> None:
+        """Go on from the averaged directions in the next step."""
+        right = self._right()
+        for pieces in self._as_wide:
+            found = normalise(torch.stack([self._rows(right[piece.right]) for piece in pieces]))
+            # A direction in which nothing was found this time is tried again next time; zeros would stay zeros.
+            is_found = found.any(dim=2, keepdim=True)
+            for piece, directions, is_new in zip(pieces, found, is_found, strict=True):
+                piece.warm_start.copy_(torch.where(is_new, directions, piece.warm_start))
 
     def _orthonormalise(self) -> None:
         """Do it in place."""
-        for pieces in self._alike:
+        for pieces in self._as_tall:
             factors = [self._rows(self._left[piece.left]) for piece in pieces]
             for factor, made in zip(factors, orthonormalise(torch.stack(factors)), strict=True):
                 factor.copy_(made)
@@ -228,6 +228,13 @@ class LowRank:
 
     def _right(self) -> Tensor:
         return self._scratch.take("right", self._right_bytes, torch.float32)
+
+
+def _alike(pieces: Iterable[_Piece], length: Callable[[Matrix], int]) -> list[list[_Piece]]:
+    found: dict[int, list[_Piece]] = {}
+    for piece in pieces:
+        found.setdefault(length(piece.matrix), []).append(piece)
+    return list(found.values())
 
 
 def _stand_in(found: Found) -> float:
