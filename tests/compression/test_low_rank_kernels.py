@@ -1,4 +1,4 @@
-"""The compiled kernels of low-rank averages beside the references: products to the last bit, projections to rounding."""
+"""Compiled kernels of low-rank averages beside the references: products to the bit, projections to rounding."""
 
 import pytest
 import torch

@@ -2,8 +2,8 @@
 
 A matrix M [n, m] of residuals lies beside two factors, rows [r, n] and columns [r, m], whose product is
 rows^T columns. What ranks must have in common to the last bit, the product that is written and the one that is
-settled, has a defined order: factor after factor, each multiplied and then added. A projection is a rank's own until
-it is averaged, and may be added up in any order.
+settled, has a defined order: factor after factor, each multiplied and then added. A projection is a rank's own
+until it is averaged, and may be added up in any order.
 """
 
 from enum import Enum, IntEnum
