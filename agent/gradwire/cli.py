@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from gradwire import plans, wording
 from gradwire.client import Client, Run
+from gradwire.doctor import command as doctor
 from gradwire.errors import AnswerError, GradwireError, SettingError
 from gradwire.transport import place
 from gradwire.transport.http import clean_server, exposes_token
@@ -265,6 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     set_.set_defaults(command=_set)
 
     _add_local_commands(commands, server, change)
+    doctor.add(commands, server)
     sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")
     sync_.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: GRADWIRE_SPOOL")
     sync_.set_defaults(command=_sync)

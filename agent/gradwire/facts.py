@@ -1,8 +1,5 @@
 """Facts of the attempt, stated once at its start."""
 
-import os
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from gradwire_compression import Exchange, Plan, PlanError, registry
@@ -12,7 +9,8 @@ from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts, RouteFacts
 from msgspec.structs import asdict
 
-from gradwire.groups import interface_to
+from gradwire.host.network import nominal_bytes_per_second, training_interface
+from gradwire.host.processor import cpu_name
 from gradwire.membership import Membership
 from gradwire.settings import Settings
 
@@ -86,33 +84,12 @@ def route_facts(exchange: Exchange, codecs: tuple[str, ...]) -> dict[str, RouteF
 
 def link_facts(given: LinkFacts) -> LinkFacts:
     """Fill in the interface and, where the operating system states one and the user did not, its speed."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_to(os.environ.get("MASTER_ADDR", "")) or ""
+    interface = training_interface()
     return LinkFacts(
         interface=interface,
-        nominal_bytes_per_second=given.nominal_bytes_per_second or _nominal(interface),
+        nominal_bytes_per_second=given.nominal_bytes_per_second or nominal_bytes_per_second(interface),
         note=given.note,
     )
-
-
-def cpu_name() -> str:
-    """Return the processor's model name, empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def _nominal(interface: str) -> float | None:
-    """Return the interface's speed in bytes per second; loopback and virtual links do not have one."""
-    device = Path("/sys/class/net") / interface
-    if not interface or not (device / "device").exists():
-        return None
-    try:
-        megabits = int((device / "speed").read_text())
-    except (OSError, ValueError):
-        return None
-    return megabits * 1e6 / 8 if megabits > 0 else None
 
 
 def plan_of(spec: PlanSpec) -> Plan:

@@ -3,17 +3,15 @@
 import contextlib
 import datetime
 import os
-import socket
-import struct
 from collections.abc import Iterator
 
 import torch.distributed as dist
 from gradwire_compression.collectives.compat import group_timeout
 
+from gradwire.host.network import interface_to
+
 # Opening a side group must not hold up training for the model group's half hour.
 OPEN_SECONDS = 20.0
-
-_SIOCGIFADDR = 0x8915
 
 
 def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -23,7 +21,7 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
         RuntimeError: The ranks cannot reach each other within `OPEN_SECONDS`; names `GLOO_SOCKET_IFNAME`.
     """
     try:
-        with _interface():
+        with on_master_interface():
             group: dist.ProcessGroup = dist.new_group(
                 ranks=dist.get_process_group_ranks(model_group),
                 backend="gloo",
@@ -41,7 +39,7 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 @contextlib.contextmanager
-def _interface() -> Iterator[None]:
+def on_master_interface() -> Iterator[None]:
     """Point gloo to the interface that routes to MASTER_ADDR, unless the user has chosen one.
 
     Ordinary hosts resolve their own name to 127.0.1.1, on which other hosts cannot reach them.
@@ -55,28 +53,3 @@ def _interface() -> Iterator[None]:
         yield
     finally:
         del os.environ["GLOO_SOCKET_IFNAME"]
-
-
-def interface_to(host: str) -> str | None:
-    """Return the name of the interface that packets to `host` leave by, None if that cannot be told."""
-    if not host:
-        return None
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing; it only asks the routing table.
-            probe.connect((host, 9))
-            address = probe.getsockname()[0]
-    except OSError:
-        return None
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
-
-
-def _address_of(interface: str) -> str | None:
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            request = struct.pack("256s", interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-        except OSError:
-            return None

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from gradwire.facts import interface_to, link_facts, weigh_codecs
+from gradwire.facts import link_facts, weigh_codecs
+from gradwire.host.network import interface_to
 from gradwire_compression import Plan, PlanError
 from gradwire_protocol.records import LinkFacts
 

@@ -1,0 +1,1 @@
+"""What the operating system and the GPU driver say of this machine; starts without torch."""
