@@ -23,6 +23,7 @@ from gradwire import plans, wording
 from gradwire.client import Client, Run
 from gradwire.doctor import command as doctor
 from gradwire.errors import AnswerError, GradwireError, SettingError
+from gradwire.linktest import command as linktest
 from gradwire.transport import place
 from gradwire.transport.http import clean_server, exposes_token
 from gradwire.transport.operator import LiveNode, ask_plan, ask_status, find_nodes, roll_back
@@ -267,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_local_commands(commands, server, change)
     doctor.add(commands, server)
+    linktest.add(commands)
     sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")
     sync_.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default: GRADWIRE_SPOOL")
     sync_.set_defaults(command=_sync)

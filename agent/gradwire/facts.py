@@ -7,10 +7,11 @@ from gradwire_compression import notes as kernel_notes
 from gradwire_compression.plan import check_optimizer
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts, RouteFacts
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gradwire.host.network import nominal_bytes_per_second, training_interface
 from gradwire.host.processor import cpu_name
+from gradwire.linktest.measure import measure, slowest
 from gradwire.membership import Membership
 from gradwire.settings import Settings
 
@@ -39,7 +40,9 @@ def attempt_started(
         backend=str(dist.get_backend(group)),
         device="cuda" if device.type == "cuda" else "cpu",
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        link=link_facts(settings.link),
+        link=_tested(link_facts(settings.link), group, device)
+        if membership.tests_link
+        else link_facts(settings.link),
         optimizer=optimizer_class,
         num_elements=sum(parameter.numel() for parameter in parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
@@ -90,6 +93,10 @@ def link_facts(given: LinkFacts) -> LinkFacts:
         nominal_bytes_per_second=given.nominal_bytes_per_second or nominal_bytes_per_second(interface),
         note=given.note,
     )
+
+
+def _tested(link: LinkFacts, group: dist.ProcessGroup, device: torch.device) -> LinkFacts:
+    return replace(link, test=slowest(measure(group, device)))
 
 
 def plan_of(spec: PlanSpec) -> Plan:

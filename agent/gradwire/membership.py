@@ -29,6 +29,8 @@ class Membership:
     # The ranks of every node, in the order of their numbers.
     nodes: tuple[tuple[int, ...], ...]
     started_at: float
+    # Whether all ranks want their links tested; one that did not would be waited for.
+    tests_link: bool = False
 
 
 def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Membership:
@@ -49,6 +51,7 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         "project": settings.project,
         "started_at": started_at,
         "has_state": settings.state is not None,
+        "tests_link": settings.tests_link,
     }
     everybody: list[Any] = [None] * world_size
     dist.all_gather_object(everybody, mine, group=group)
@@ -72,6 +75,7 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         local_ranks=nodes[node],
         nodes=nodes,
         started_at=leader["started_at"],
+        tests_link=world_size > 1 and all(member["tests_link"] for member in everybody),
     )
 
 

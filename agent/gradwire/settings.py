@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "plan": "GRADWIRE_PLAN",
     "link_bytes_per_second": "GRADWIRE_LINK_BYTES_PER_SECOND",
     "link_note": "GRADWIRE_LINK_NOTE",
+    "link_test": "GRADWIRE_LINKTEST",
 }
 
 
@@ -42,6 +43,8 @@ class Settings:
     spool: Path
     plan: PlanSpec
     link: LinkFacts
+    # Test the links between the ranks before the first step.
+    tests_link: bool
     start_step: int
     total_steps: int | None
     total_tokens: int | None
@@ -76,6 +79,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
                 nominal_bytes_per_second=_positive(values["link_bytes_per_second"], "link_bytes_per_second"),
                 note=str(values["link_note"] or ""),
             ),
+            tests_link=str(values["link_test"] or "0") not in ("0", "false"),
             start_step=_count(arguments.get("start_step"), "start_step") or int(saved.get("step", 0)),
             total_steps=_count(arguments.get("total_steps"), "total_steps"),
             total_tokens=_count(arguments.get("total_tokens"), "total_tokens"),

@@ -13,6 +13,48 @@ from gradwire_protocol.plans import PlanSpec
 Scalar = str | int | float | bool | None
 
 
+class SizeFacts(Struct, frozen=True, kw_only=True):
+    """One size of a collective: algbw is bytes over seconds, busbw what a link carries then, as nccl-tests say."""
+
+    num_bytes: int
+    seconds: float
+    algbw_bytes_per_second: float
+    busbw_bytes_per_second: float
+
+
+class CollectiveFacts(Struct, frozen=True, kw_only=True):
+    """What one collective reaches: seconds = alpha + bus bytes / beta."""
+
+    # "all_reduce", "reduce_scatter", "all_gather" or "all_to_all".
+    name: str
+    num_ranks: int
+    alpha_seconds: float
+    # None where larger messages took no longer than small ones.
+    beta_bytes_per_second: float | None = None
+    sizes: tuple[SizeFacts, ...] = ()
+
+
+class PairFacts(Struct, frozen=True, kw_only=True):
+    """What one rank reaches sending to another."""
+
+    source: int
+    target: int
+    source_host: str
+    target_host: str
+    latency_seconds: float
+    bytes_per_second: float
+
+
+class LinkTest(Struct, frozen=True, kw_only=True):
+    """What a link test measured."""
+
+    backend: str
+    num_ranks: int
+    collectives: tuple[CollectiveFacts, ...] = ()
+    # Both ways of each pair; of many nodes, the slowest ones.
+    pairs: tuple[PairFacts, ...] = ()
+
+
 class LinkFacts(Struct, frozen=True, kw_only=True):
     """The network interface that gradients leave by."""
 
@@ -21,6 +63,8 @@ class LinkFacts(Struct, frozen=True, kw_only=True):
     nominal_bytes_per_second: float | None = None
     # For example "shaped by tbf" or "unshaped loopback".
     note: str = ""
+    # None where the links were not tested.
+    test: LinkTest | None = None
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from gradwire_compression.errors import PlanError
 
 # torch 2.13 renamed it and warns about the old name.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work:
@@ -34,6 +35,12 @@ def start_all_gather(output: Tensor, source: Tensor, group: ProcessGroup) -> Wor
     """Start gathering every rank's `source` into `output`, in rank order."""
     assert output.numel() == source.numel() * dist.get_world_size(group)
     return cast(Work, _all_gather(output, source, group=group, async_op=True))
+
+
+def start_reduce_scatter(output: Tensor, source: Tensor, group: ProcessGroup) -> Work:
+    """Start the sum of `source` over the group, of which rank r gets part r in `output`."""
+    assert source.numel() == output.numel() * dist.get_world_size(group)
+    return cast(Work, _reduce_scatter(output, source, group=group, async_op=True))
 
 
 def check_stream_ordered(group: ProcessGroup, codec: str) -> None:

@@ -1,0 +1,1 @@
+"""`gradwire linktest`: how fast the links between the ranks are, pair by pair and collective by collective."""
