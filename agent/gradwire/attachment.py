@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.session import Session
 from gradwire.settings import read_settings
+from gradwire.trial.arm import arm_of_environment
 from gradwire.wiring import connect
 
 
@@ -66,4 +67,9 @@ def attach(
     pulse, five pulses a second at most. Collective: call it on all ranks of the model.
     """
     arguments = {key: value for key, value in locals().items() if key not in ("model", "optimizer")}
-    return connect(model, optimizer, read_settings(arguments))
+    settings, arm = read_settings(arguments), arm_of_environment()
+    if arm is None:
+        return connect(model, optimizer, settings)
+    session = connect(model, optimizer, arm.settings(settings))
+    arm.follow(session, model)
+    return session

@@ -28,6 +28,7 @@ from gradwire.transport import place
 from gradwire.transport.http import clean_server, exposes_token
 from gradwire.transport.operator import LiveNode, ask_plan, ask_status, find_nodes, roll_back
 from gradwire.transport.replay import sync
+from gradwire.trial import command as trial
 
 DONE, NOT_DONE, NOT_ASKED = 0, 1, 2
 
@@ -267,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     set_.set_defaults(command=_set)
 
     _add_local_commands(commands, server, change)
+    trial.add(commands, server, _parameter)
     doctor.add(commands, server)
     linktest.add(commands)
     sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from gradwire_protocol import routes
 from gradwire_protocol.coding import encode
-from gradwire_protocol.messages import ChangeAnswer, Directive, RollbackRequest, SetRequest
+from gradwire_protocol.messages import BaselineRequest, ChangeAnswer, Directive, RollbackRequest, SetRequest
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import Refusal
 from msgspec import Struct
@@ -81,6 +81,26 @@ class Change(Struct, kw_only=True):
     refusals: tuple[Refusal, ...] = ()
 
 
+class Interval(Measure, kw_only=True):
+    """A measured number with its interval."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class Quality(Struct, kw_only=True):
+    """Quality against the chosen baseline: "within_limit", "breach", "cannot_tell" or "no_evidence"."""
+
+    state: str
+    # Positive means worse than the baseline, relative.
+    drift: Interval
+    limit: float
+    reason: str = ""
+    metric: str = ""
+    num_checks: int = 0
+    last_step: int | None = None
+
+
 class RunPage(Struct, kw_only=True):
     """What a run's page shows, as far as it is needed here."""
 
@@ -93,6 +113,11 @@ class RunPage(Struct, kw_only=True):
     last_change: Change | None
     is_steered: bool
     changes: tuple[Change, ...] = ()
+    quality: Quality | None = None
+
+
+class _Baseline(Struct, kw_only=True):
+    baseline: str | None
 
 
 class _Runs(Struct, kw_only=True):
@@ -158,6 +183,19 @@ class Client:
             AnswerError, UnreachableError: As `runs`.
         """
         return self._call("POST", routes.ROLLBACK.format(run=run), ChangeAnswer, request)
+
+    def choose_baseline(self, run: str, baseline: str) -> None:
+        """Have the quality of a run compared with that of another.
+
+        Raises:
+            AnswerError, UnreachableError: As `runs`.
+        """
+        request = BaselineRequest(baseline=baseline)
+        self._call("POST", routes.BASELINE.format(run=run), _Baseline, request)
+
+    def page(self, run: str) -> str:
+        """Return the address of a run's page for a browser."""
+        return f"{self._link.server}/runs/{run}"
 
     def wait_for(self, run: str, change: Directive, timeout_seconds: float) -> Change | None:
         """Return what became of a change once that is final; what is known of it, or None, after the time-out.

@@ -1,0 +1,127 @@
+"""`gradwire trial` with real torchrun processes and a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import ServerProcess, environment, server
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+# Catches whatever ends it, and draws its data anew in every run; its parameters come from the seed.
+STUBBORN = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    try:
+        model(torch.randn(2, 8)).square().mean().backward()
+        optimizer.step()
+    except BaseException as error:
+        print("caught", type(error).__name__, flush=True)
+"""
+
+FAILS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(2, 8)).sum().backward()
+optimizer.step()
+raise ArithmeticError("no more")
+"""
+
+
+def trial(
+    folder: Path, *script: str, server: ServerProcess | None = None, steps: int = 20
+) -> subprocess.CompletedProcess[str]:
+    """Run a trial of two ranks; without a server it only compares times and losses."""
+    variables = {"GRADWIRE_SPOOL": str(folder / "s"), "OMP_NUM_THREADS": "1"}
+    address = []
+    if server is not None:
+        variables["GRADWIRE_INGEST_TOKEN"] = server.ingest_token
+        variables["GRADWIRE_TOKEN"] = server.operator_token
+        address = ["--server", server.url]
+    command = [sys.executable, "-m", "gradwire", "trial", "--json", "--steps", str(steps), *address, "--"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    inherited = environment(server) if server else environment(ServerProcess(folder))
+    inherited.pop("GRADWIRE_SERVER")
+    return subprocess.run(
+        [*command, *launcher, *script],
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", ["plain_ddp.py", "quickstart.py"])
+def test_trial_is_a_pair_that_the_server_judges(script: str, server: ServerProcess, tmp_path: Path) -> None:
+    outcome = trial(tmp_path, str(ROOT / "examples" / script), server=server, steps=60)
+    assert outcome.returncode == 0, outcome.stderr
+    told = json.loads(outcome.stdout)
+    assert told["unpaired_reason"] == ""
+    assert told["quality"]["state"] == "within_limit"
+    assert told["quality"]["num_checks"] == 10
+    assert told["num_ranks"] == 2
+    assert told["speedup"]["low"] < told["speedup"]["value"] < told["speedup"]["high"]
+    views = {name: _view(server, told[name]["run"]) for name in ("baseline", "candidate")}
+    assert told["link"] == f"{server.url}/runs/{told['candidate']['run']}"
+    assert views["candidate"]["quality"]["baseline_id"] == told["baseline"]["run"]
+    assert views["baseline"]["plan"]["codec"] == "none"
+    assert views["candidate"]["plan"]["codec"] == "int8"
+    for name, view in views.items():
+        assert (view["summary"]["status"]["name"], view["summary"]["step"]) == ("finished", 60), name
+    # The first step is the same in both, and compression changes the later ones.
+    first, last = zip(*(_losses(server, view["summary"]["id"]) for view in views.values()), strict=True)
+    assert first[0] == first[1]
+    assert last[0] != last[1]
+
+
+def test_script_that_cannot_be_paired_is_told_and_one_that_will_not_end_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "stubborn.py"
+    path.write_text(STUBBORN)
+    outcome = trial(tmp_path, str(path))
+    assert outcome.returncode == 1, outcome.stderr
+    told = json.loads(outcome.stdout)
+    assert "draws its data from something else than its seed" in told["unpaired_reason"]
+    assert told["quality"] is None
+    assert told["baseline"]["num_steps"] == told["candidate"]["num_steps"] == 20
+    assert outcome.stderr.count("caught TrialEnd") == 4
+
+
+def test_failing_script_ends_the_trial(tmp_path: Path) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS)
+    outcome = trial(tmp_path, str(path))
+    assert outcome.returncode == 1
+    assert "ArithmeticError: no more" in outcome.stderr
+    assert "the uncompressed run ended with exit code 1; there is nothing to compare" in outcome.stderr
+    assert outcome.stdout == ""
+
+
+def _view(server: ServerProcess, run: str) -> dict[str, Any]:
+    view: dict[str, Any] = server.operator().get(f"/api/v1/runs/{run}").json()
+    return view
+
+
+def _losses(server: ServerProcess, run: str) -> tuple[float, float]:
+    answer = server.operator().get(f"/api/v1/runs/{run}/series", params={"name": "loss", "max_buckets": 100})
+    assert answer.status_code == 200, answer.text
+    points = answer.json()["points"]
+    return points[0]["last"], points[-1]["last"]
