@@ -4,13 +4,14 @@ import torch
 import torch.distributed as dist
 from gradwire_compression import Exchange, Plan, PlanError, registry
 from gradwire_compression import notes as kernel_notes
+from gradwire_compression.kernels import dispatch
 from gradwire_compression.plan import check_optimizer
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import AttemptStarted, LinkFacts, NodeFacts, RouteFacts
+from gradwire_protocol.records import AttemptStarted, LinkFacts, MachineFacts, NodeFacts, RouteFacts
 from msgspec.structs import asdict, replace
 
-from gradwire.host.network import nominal_bytes_per_second, training_interface
-from gradwire.host.processor import cpu_name
+from gradwire.host.network import nominal_bytes_per_second, rdma_devices, training_interface
+from gradwire.host.processor import cpu_name, instruction_sets, memory, num_cores
 from gradwire.linktest.measure import measure, slowest
 from gradwire.membership import Membership
 from gradwire.settings import Settings
@@ -27,7 +28,7 @@ def attempt_started(
     unsteered_reason: str,
 ) -> AttemptStarted:
     """Return the first record of this node's stream."""
-    device = parameters[0].device
+    device, link = parameters[0].device, link_facts(settings.link)
     codecs = registry.available()
     memory_bytes, refused = weigh_codecs(exchange, optimizer_class, codecs)
     notes = (*kernel_notes(), unsteered_reason) if unsteered_reason else kernel_notes()
@@ -40,9 +41,7 @@ def attempt_started(
         backend=str(dist.get_backend(group)),
         device="cuda" if device.type == "cuda" else "cpu",
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        link=_tested(link_facts(settings.link), group, device)
-        if membership.tests_link
-        else link_facts(settings.link),
+        link=_tested(link, group, device) if membership.tests_link else link,
         optimizer=optimizer_class,
         num_elements=sum(parameter.numel() for parameter in parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
@@ -58,6 +57,7 @@ def attempt_started(
         is_steered=not unsteered_reason,
         notes=notes,
         versions={"torch": str(torch.__version__)},
+        machine=machine_facts(device, str(dist.get_backend(group))),
     )
 
 
@@ -93,6 +93,27 @@ def link_facts(given: LinkFacts) -> LinkFacts:
         nominal_bytes_per_second=given.nominal_bytes_per_second or nominal_bytes_per_second(interface),
         note=given.note,
     )
+
+
+def machine_facts(device: torch.device, backend: str) -> MachineFacts:
+    """Return what this machine can do for communication and codecs on `device`."""
+    free = memory()
+    return MachineFacts(
+        num_cores=num_cores(),
+        memory_bytes=None if free is None else free.total_bytes,
+        instruction_sets=instruction_sets(),
+        kernels=_kernels(device),
+        # The first capability with 8-bit floats in its matrix units.
+        has_fp8=torch.cuda.get_device_capability(device) >= (8, 9) if device.type == "cuda" else None,
+        rdma_devices=rdma_devices(),
+        backend_version=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
+    )
+
+
+def _kernels(device: torch.device) -> str:
+    if device.type == "cuda":
+        return "triton" if dispatch.has_triton() else ""
+    return "c" if dispatch.is_compiled() else "torch"
 
 
 def _tested(link: LinkFacts, group: dist.ProcessGroup, device: torch.device) -> LinkFacts:

@@ -4,13 +4,15 @@ from gradwire_protocol.messages import ResultReport
 from gradwire_protocol.records import AttemptEnded, Event, Points, Result, StepWindow
 
 from gradwire.control import Control
+from gradwire.host.network import training_interface
+from gradwire.host.watch import HostWatch
 from gradwire.losses import Losses
 from gradwire.membership import Membership
 from gradwire.transport.reporter import DeliverySummary, Reporter
 
 
 class Outlet:
-    """One rank's way to the server: the reporter of its node, and on rank 0 the control connection.
+    """One rank's way to the server: its node's reporter, on rank 0 the control connection, and the node's watch.
 
     `open` is called once by `attach`, before the first step; every method may then be called from any thread.
     """
@@ -21,10 +23,13 @@ class Outlet:
         self._losses = losses
         self._control: Control | None = None
         self._opened: Reporter | None = None
+        self._watch: HostWatch | None = None
 
     def open(self, reporter: Reporter, control: Control | None) -> None:
         """Connect; both belong to the outlet from now on."""
         self._opened, self._control = reporter, control
+        if self._membership.rank == min(self._membership.local_ranks):
+            self._watch = HostWatch(training_interface(), reporter.report)
 
     def on_window(self, window: StepWindow) -> None:
         """Report a finished window and the losses that are known by then."""
@@ -52,6 +57,8 @@ class Outlet:
     def close(self, ended: AttemptEnded, timeout_seconds: float) -> DeliverySummary:
         """Report the last losses and the end, and deliver what is left."""
         self._report_losses()
+        if self._watch is not None:
+            self._watch.close()
         if self._control is not None:
             self._control.close()
         return self._reporter.close(ended, timeout_seconds)

@@ -13,6 +13,7 @@ from gradwire_protocol.records import (
     AttemptEnded,
     AttemptStarted,
     Event,
+    HostWindow,
     Points,
     Record,
     Refused,
@@ -92,6 +93,8 @@ def validate_record(record: Record, *, field: str) -> None:
         validate_plan(record.plan, field=f"{field}.plan")
     elif isinstance(record, StepWindow):
         _validate_window(record, field)
+    elif isinstance(record, HostWindow):
+        _validate_host(record, field)
     elif isinstance(record, Points):
         _validate_points(record, field)
     elif isinstance(record, Event):
@@ -180,6 +183,21 @@ def _validate_window(window: StepWindow, field: str) -> None:
     for name, value in msgspec.structs.asdict(window.seconds).items():
         if value is not None and not value >= 0:
             raise MalformedError(f"{name} is {value}; wanted: 0 or more seconds", field=f"{field}.seconds.{name}")
+
+
+def _validate_host(host: HostWindow, field: str) -> None:
+    names = ("num_cores", "memory_used_bytes", "memory_total_bytes", "received_bytes", "sent_bytes", "num_errors")
+    counts = {f"{field}.{name}": getattr(host, name) for name in (*names, "num_invalid")}
+    check_integers(**{name: value for name, value in counts.items() if value is not None})
+    check_text(host.interface, field=f"{field}.interface")
+    if not host.seconds >= 0:
+        raise MalformedError(f"seconds is {host.seconds}; wanted: 0 or more", field=f"{field}.seconds")
+    if len(host.gpus) > limits.MAX_RANKS_PER_NODE:
+        raise TooLargeError(
+            f"{len(host.gpus)} GPUs; wanted: at most {limits.MAX_RANKS_PER_NODE}",
+            field=f"{field}.gpus",
+            limit=limits.MAX_RANKS_PER_NODE,
+        )
 
 
 def _validate_points(points: Points, field: str) -> None:

@@ -74,6 +74,41 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
+class MachineFacts(Struct, frozen=True, kw_only=True):
+    """What the first rank's machine can do for communication and codecs."""
+
+    num_cores: int = 0
+    memory_bytes: int | None = None
+    # Vector instructions of the processor, by their usual names.
+    instruction_sets: tuple[str, ...] = ()
+    # "c", "triton" or "torch": what encodes and decodes the model's gradients.
+    kernels: str = ""
+    # Whether the training device computes with 8-bit floats; None where that does not matter, on a CPU.
+    has_fp8: bool | None = None
+    rdma_devices: tuple[str, ...] = ()
+    # Of NCCL; gloo has none of its own.
+    backend_version: str = ""
+
+
+class GpuFacts(Struct, frozen=True, kw_only=True):
+    """What one GPU of a node says through the driver; None where it does not answer, or not sensibly."""
+
+    index: int
+    name: str = ""
+    # Share of the last second in which any kernel ran, one that waits for other GPUs too.
+    utilisation_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    clock_hertz: float | None = None
+    max_clock_hertz: float | None = None
+    # "power_cap", "hardware_slowdown", "hardware_thermal", "power_brake", "thermal"
+    throttled_by: tuple[str, ...] = ()
+    num_nvlinks: int = 0
+    nvlink_sent_bytes: int | None = None
+    nvlink_received_bytes: int | None = None
+
+
 class RouteFacts(Struct, frozen=True, kw_only=True):
     """How gradients travel with one codec, unless the plan asks for a flat exchange; for its default parameters."""
 
@@ -116,6 +151,8 @@ class AttemptStarted(Struct, frozen=True, kw_only=True, tag="attempt_started"):
     is_steered: bool = True
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    # None of agents that did not say.
+    machine: MachineFacts | None = None
 
 
 class PhaseSeconds(Struct, kw_only=True):
@@ -176,6 +213,27 @@ class StepWindow(Struct, kw_only=True, tag="window"):
     samples: int = 0
     tokens: int = 0
     ranks: tuple[RankSums, ...] = ()
+
+
+class HostWindow(Struct, frozen=True, kw_only=True, tag="host"):
+    """What a node's machine did in the `seconds` before `at`, whoever's work it was; None where it does not say."""
+
+    at: float  # agent's wall clock, Unix seconds
+    seconds: float
+    num_cores: int
+    # Share of all cores' time that was spent working.
+    cpu_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    # The interface that gradients leave by, and what it counted.
+    interface: str = ""
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    # Packets lost or damaged since the attempt began.
+    num_errors: int | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    # Values since the attempt began that no GPU can reach, left out above.
+    num_invalid: int = 0
 
 
 class Points(Struct, kw_only=True, tag="points"):
@@ -249,4 +307,4 @@ class AttemptEnded(Struct, kw_only=True, tag="attempt_ended"):
 
 
 Result = Switched | Refused
-Record = AttemptStarted | StepWindow | Points | Event | Switched | Refused | AttemptEnded
+Record = AttemptStarted | StepWindow | HostWindow | Points | Event | Switched | Refused | AttemptEnded

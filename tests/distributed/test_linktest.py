@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch.distributed as dist
 from distributed.ranks import run_ranks
 from distributed.training import attach, make_model
 from gradwire.linktest.slow import explain, slow_pairs
@@ -38,8 +39,8 @@ def test_shaped_links_are_measured_and_the_slow_one_is_named() -> None:
         assert rate == pytest.approx(SLOW if source == 2 else LINK, rel=0.15)
     assert {(pair.source, pair.target) for pair in slow_pairs(test.pairs)} == {(2, 0), (2, 1)}
     assert "All slow pairs have rank 2 on " in explain(test.pairs)[0]
-    # Every collective waits for the slowest link. Gloo's reduce-scatter is an all-reduce of which most is thrown away:
-    # it sends twice the bytes that it would need.
+    # Every collective waits for the slowest link. Gloo's reduce-scatter is an all-reduce of which most is thrown
+    # away: it sends twice the bytes that it would need.
     betas = {one.name: one.beta_bytes_per_second for one in test.collectives}
     wanted = {"all_reduce": SLOW, "reduce_scatter": SLOW / 2, "all_gather": SLOW, "all_to_all": SLOW}
     assert betas == pytest.approx(wanted, rel=0.15)
@@ -65,6 +66,8 @@ def test_ranks_of_one_machine_are_tested_under_torchrun(tmp_path: Path) -> None:
 def _attached(rank: int, world_size: int, folder: str, wanting: tuple[int, ...]) -> LinkTest | None:
     os.environ["GRADWIRE_LINKTEST"] = "1" if rank in wanting else "0"
     session = attach(*make_model(), folder)
+    # Rank 0 has written the stream's facts before it passes.
+    dist.barrier()
     (found,) = [facts for _, facts in place.find_streams(Path(folder))]
     session.close()
     return found.started.link.test

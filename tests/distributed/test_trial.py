@@ -87,6 +87,13 @@ def test_trial_is_a_pair_that_the_server_judges(script: str, server: ServerProce
     assert views["candidate"]["plan"]["codec"] == "int8"
     for name, view in views.items():
         assert (view["summary"]["status"]["name"], view["summary"]["step"]) == ("finished", 60), name
+    for view in views.values():
+        machines = view["machines"]
+        (node,) = machines["nodes"]
+        assert node["window"]["num_cores"] == machines["machine"]["num_cores"] > 0
+        assert node["window"]["memory_used_bytes"] > 0
+        assert machines["useful_share"]["value"] > 0
+    assert views["candidate"]["machines"]["nodes"][0]["codec_share"]["value"] > 0
     # The first step is the same in both, and compression changes the later ones.
     first, last = zip(*(_losses(server, view["summary"]["id"]) for view in views.values()), strict=True)
     assert first[0] == first[1]

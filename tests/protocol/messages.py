@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from gradwire_protocol import messages as m
 from gradwire_protocol import records as r
 from gradwire_protocol.plans import PlanSpec
@@ -107,6 +108,79 @@ RECORDS: tuple[r.Record, ...] = (
     r.AttemptEnded(at=1.5e9, last_step=9, status="failed", exception="ValueError"),
 )
 BATCH = m.Batch(run=RUN, attempt=ATTEMPT, model="model", node=1, number=5, num_dropped=2, records=RECORDS)
+TESTED = r.LinkTest(
+    backend="gloo",
+    num_ranks=4,
+    collectives=(
+        r.CollectiveFacts(
+            name="all_reduce",
+            num_ranks=4,
+            alpha_seconds=0.5,
+            beta_bytes_per_second=1.25e9,
+            sizes=(
+                r.SizeFacts(
+                    num_bytes=4096, seconds=0.5, algbw_bytes_per_second=8192.0, busbw_bytes_per_second=12288.0
+                ),
+            ),
+        ),
+    ),
+    pairs=(
+        r.PairFacts(
+            source=0,
+            target=2,
+            source_host="node-01",
+            target_host="node-02",
+            latency_seconds=0.25,
+            bytes_per_second=1.5e9,
+        ),
+    ),
+)
+HOST = r.HostWindow(
+    at=1.5e9,
+    seconds=5.0,
+    num_cores=64,
+    cpu_ratio=0.25,
+    memory_used_bytes=1 << 38,
+    memory_total_bytes=1 << 39,
+    interface="eth0",
+    received_bytes=6_000_000_000,
+    sent_bytes=5_000_000_000,
+    num_errors=3,
+    gpus=(
+        r.GpuFacts(
+            index=1,
+            name="H200",
+            utilisation_ratio=0.75,
+            memory_used_bytes=1 << 36,
+            memory_total_bytes=1 << 37,
+            power_watts=612.5,
+            clock_hertz=1.5e9,
+            max_clock_hertz=1.75e9,
+            throttled_by=("power_cap",),
+            num_nvlinks=18,
+            nvlink_sent_bytes=4096,
+            nvlink_received_bytes=8192,
+        ),
+    ),
+    num_invalid=2,
+)
+MACHINE = r.MachineFacts(
+    num_cores=64,
+    memory_bytes=1 << 39,
+    instruction_sets=("AVX2",),
+    kernels="c",
+    has_fp8=True,
+    rdma_devices=("mlx5_0",),
+    backend_version="2.21.5",
+)
+HOST_BATCH = m.Batch(
+    run=RUN,
+    attempt=ATTEMPT,
+    model="model",
+    node=1,
+    number=1,
+    records=(msgspec.structs.replace(STARTED, machine=MACHINE, link=r.LinkFacts(test=TESTED)), HOST),
+)
 DIRECTIVE = m.Directive(
     revision=6,
     model="model",
@@ -121,6 +195,7 @@ DIRECTIVE = m.Directive(
 # File name -> (type, message).
 MESSAGES: dict[str, tuple[Any, Any]] = {
     "batch": (m.Batch, BATCH),
+    "host_batch": (m.Batch, HOST_BATCH),
     "batch_answer": (m.BatchAnswer, m.BatchAnswer(number=5, interval_seconds=10.0)),
     "directive_answer": (m.DirectiveAnswer, m.DirectiveAnswer(directive=DIRECTIVE)),
     "result_report": (m.ResultReport, m.ResultReport(attempt=ATTEMPT, model="model", result=RECORDS[4])),

@@ -100,6 +100,8 @@ nodes = Table(
     Column("last_seen_at", Double, nullable=False),
     Column("last_step", BigInteger, nullable=False),
     Column("ended_status", String(20)),
+    # The node's newest HostWindow record, whole; null before the first one.
+    Column("host_window", JSON),
 )
 
 # Level 0 is a window as the agent sent it, level 1 sums of an aligned range of steps, level 2 of a whole stretch

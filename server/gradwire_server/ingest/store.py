@@ -2,21 +2,23 @@
 
 from dataclasses import dataclass
 
+import msgspec
 from gradwire_protocol.errors import MalformedError
 from gradwire_protocol.messages import Batch
 from gradwire_protocol.records import (
     AttemptEnded,
     AttemptStarted,
     Event,
+    HostWindow,
     Points,
     Record,
     Refused,
     StepWindow,
     Switched,
 )
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, update
 
-from gradwire_server.database.tables import points, step_windows
+from gradwire_server.database.tables import nodes, points, step_windows
 from gradwire_server.directives.open import has_open_directive
 from gradwire_server.directives.results import ModelRef, apply_result
 from gradwire_server.errors import GapError
@@ -63,6 +65,7 @@ def store_batch(connection: Connection, batch: Batch, *, now: float) -> Stored:
     last_step = max((record.last_step for record in batch.records if isinstance(record, StepWindow)), default=0)
     move_cursor(connection, batch, last_step=last_step, now=now)
     _store_measurements(connection, batch, now)
+    _store_host(connection, batch)
     has_news = _store_news(connection, batch, now)
     topics: tuple[Topic, ...] = ("data", "event") if has_news else ("data",)
     return Stored(batch.number, True, has_open_directive(connection, batch.run), topics)
@@ -76,6 +79,14 @@ def _store_measurements(connection: Connection, batch: Batch, now: float) -> Non
     values = [row for record in batch.records if isinstance(record, Points) for row in point_rows(batch, record)]
     if values:
         connection.execute(_INSERT_POINTS, values)
+
+
+def _store_host(connection: Connection, batch: Batch) -> None:
+    """Keep what the node's machine did last; a stream's batches come in order."""
+    newest = next((record for record in reversed(batch.records) if isinstance(record, HostWindow)), None)
+    if newest is not None:
+        key = (nodes.c.attempt == batch.attempt, nodes.c.model == batch.model, nodes.c.node == batch.node)
+        connection.execute(update(nodes).where(*key).values(host_window=msgspec.to_builtins(newest)))
 
 
 def _store_news(connection: Connection, batch: Batch, now: float) -> bool:

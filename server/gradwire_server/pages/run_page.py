@@ -1,27 +1,17 @@
 """What the template of a run's page is filled with."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from gradwire_protocol.codecs import CATALOGUE
 
 from gradwire_server.pages import history
 from gradwire_server.pages.exchange import exchange
+from gradwire_server.pages.facts import Fact
 from gradwire_server.pages.loop import loop
+from gradwire_server.pages.machines import compute_facts, machine_facts, node_rows, num_left_out
 from gradwire_server.pages.sentences import change, next_step, quality, saving, trust, verdict
 from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import CodecChoice, Measure, RunView
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A name and its value, with a note in small type."""
-
-    name: str
-    value: str
-    note: str = ""
-    # The field's own term where the page says it in other words; shown as a tooltip.
-    term: str = ""
 
 
 def run_context(words: Wording, view: RunView) -> dict[str, Any]:
@@ -50,6 +40,8 @@ def run_context(words: Wording, view: RunView) -> dict[str, Any]:
         "changes": history.changes(words, view),
         "events": history.events(words, view),
         "attempt": _attempt(words, view),
+        "nodes": node_rows(words, view),
+        "num_left_out": num_left_out(view),
         "charts": _charts(words),
     }
 
@@ -198,6 +190,8 @@ def _attempt(words: Wording, view: RunView) -> list[Fact]:
         Fact(words.say("Gradient exchange"), *exchange(words, view)),
         Fact(words.say("Non-finite values"), words.number(view.num_nonfinite)),
         Fact(words.say("Project"), summary.project),
+        *machine_facts(words, view),
+        *compute_facts(words, view),
     ]
 
 

@@ -11,6 +11,7 @@ from gradwire_server.runs import loop
 from gradwire_server.runs.changes import changes, event_views
 from gradwire_server.runs.evidence import Evidence, gather, judge, measured_cost, ratio_on_wire
 from gradwire_server.runs.history import differing_parameter
+from gradwire_server.runs.machines import machines_view
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.status import status
 from gradwire_server.runs.views import (
@@ -89,6 +90,7 @@ def run_view(
         backend=source.facts.backend,
         optimizer=source.facts.optimizer or "",
         device_name=source.facts.device_name,
+        machines=machines_view(source, evidence),
         route=source.facts.routes.get(source.plan.codec),
         baseline_choices=_baseline_choices(connection, source),
         num_nonfinite=_num_nonfinite(connection, source),

@@ -6,7 +6,7 @@ Ratios are 0 to 1, times are Unix seconds, durations are seconds. A `Measure` wi
 from typing import Literal
 
 from gradwire_protocol.plans import PlanSpec
-from gradwire_protocol.records import Refusal, RouteFacts
+from gradwire_protocol.records import HostWindow, LinkTest, MachineFacts, Refusal, RouteFacts
 from msgspec import Struct
 
 
@@ -152,6 +152,36 @@ class CodecChoice(Struct, frozen=True, kw_only=True):
     safe_alternative: str = ""
 
 
+class NodeView(Struct, frozen=True, kw_only=True):
+    """One node of the attempt: what its machine did last."""
+
+    node: int
+    host: str
+    num_ranks: int
+    # None before the first report, and of agents that send none.
+    window: HostWindow | None = None
+    # Encoding and decoding on this node as a share of all its cores, over the newest steps; on CPU.
+    codec_share: Measure = Measure()
+
+
+class MachinesView(Struct, frozen=True, kw_only=True):
+    """What the machines are and do, and how much of the time is useful."""
+
+    nodes: tuple[NodeView, ...] = ()
+    # What the first rank's machine can do; None where the agent did not say.
+    machine: MachineFacts | None = None
+    versions: dict[str, str] = {}
+    # The interface that gradients leave by, and what a link test found.
+    interface: str = ""
+    link_test: LinkTest | None = None
+    # (forward + backward + optimizer) / step, over the newest steps.
+    useful_share: Measure = Measure()
+    # Mean over all GPUs that answer.
+    driver_share: float | None = None
+    # CPU seconds that encoding and decoding took in this attempt, over all ranks; on CPU.
+    codec_seconds: Measure = Measure()
+
+
 class EventView(Struct, frozen=True, kw_only=True):
     """One line of the history."""
 
@@ -220,6 +250,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     backend: str
     optimizer: str
     device_name: str
+    machines: MachinesView = MachinesView()
     # How gradients travel now; None where the agent did not say.
     route: RouteFacts | None = None
     # Other runs that can serve as the baseline: (id, name).

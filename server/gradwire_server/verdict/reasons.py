@@ -15,6 +15,7 @@ IS_COMPRESSED = "compression is on"
 IS_UNCOMPRESSED = "compression is off"
 IS_LOST = "nothing is heard of the training"
 IS_OVER = "the training has ended"
+ON_GPU = "methods work on the GPU"
 ASSUMED = "assumed"
 
 ALL = (
@@ -29,6 +30,7 @@ ALL = (
     NO_SUGGESTION,
     NO_LINK,
     NO_COMMUNICATION,
+    ON_GPU,
     IS_COMPRESSED,
     IS_UNCOMPRESSED,
     IS_LOST,
