@@ -32,7 +32,7 @@ class Sampler:
             gpus.read()
 
     def sample(self) -> HostWindow:
-        """Return what happened since the last call, or since this began. Cost: about half a millisecond of CPU."""
+        """Return what happened since the last call, or since this began. Cost: below 0.1 ms of CPU without GPUs."""
         now, spent, counted, free = time.monotonic(), load(), traffic(self._interface), memory()
         gpus = self._gpus.read() if self._gpus is not None else ()
         window = HostWindow(
