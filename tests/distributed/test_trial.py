@@ -1,12 +1,16 @@
 """`gradwire trial` with real torchrun processes and a real server."""
 
+import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import wait_until
 from server_process import ServerProcess, environment, server
 
 __all__ = ["server"]
@@ -46,10 +50,20 @@ raise ArithmeticError("no more")
 """
 
 
-def trial(
-    folder: Path, *script: str, server: ServerProcess | None = None, steps: int = 20
-) -> subprocess.CompletedProcess[str]:
-    """Run a trial of two ranks; without a server it only compares times and losses."""
+# Says who it is and trains until it is ended.
+ENDLESS = """optimizer.step()
+import os
+print("rank", os.getpid(), flush=True)
+while True:
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+Call = tuple[list[str], dict[str, str]]
+
+
+def call_of(folder: Path, *script: str, server: ServerProcess | None = None, steps: int = 20) -> Call:
+    """Return command and environment of a trial of two ranks; without a server it only compares."""
     variables = {"GRADWIRE_SPOOL": str(folder / "s"), "OMP_NUM_THREADS": "1"}
     address = []
     if server is not None:
@@ -60,14 +74,13 @@ def trial(
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     inherited = environment(server) if server else environment(ServerProcess(folder))
     inherited.pop("GRADWIRE_SERVER")
-    return subprocess.run(
-        [*command, *launcher, *script],
-        env=inherited | variables,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return [*command, *launcher, *script], inherited | variables
+
+
+def trial(folder: Path, *script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a trial to its end."""
+    command, variables = call_of(folder, *script, **options)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.parametrize("script", ["plain_ddp.py", "quickstart.py"])
@@ -120,6 +133,24 @@ def test_failing_script_ends_the_trial(tmp_path: Path) -> None:
     assert "ArithmeticError: no more" in outcome.stderr
     assert "the uncompressed run ended with exit code 1; there is nothing to compare" in outcome.stderr
     assert outcome.stdout == ""
+
+
+def test_interrupted_trial_leaves_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "endless.py"
+    path.write_text(FAILS.replace("optimizer.step()\n", ENDLESS))
+    command, variables = call_of(tmp_path, str(path), steps=1_000_000)
+    process = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    # With --json what the script prints arrives here.
+    said = (line for line in process.stderr if line.startswith("rank "))
+    pids = [int(line.split()[1]) for line in itertools.islice(said, 2)]
+    # As Ctrl-C in a terminal does: everybody of the terminal's group is told.
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30.0)
 
 
 def _view(server: ServerProcess, run: str) -> dict[str, Any]:
