@@ -50,6 +50,28 @@ raise ArithmeticError("no more")
 """
 
 
+# Goes on from a checkpoint; with a second argument it saves its own over it as it trains.
+RESUMES = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+path = Path(sys.argv[1])
+model = torch.nn.Linear(8, 8)
+if path.exists():
+    model.load_state_dict(torch.load(path))
+dist.barrier()
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for step in range(30):
+    ddp(torch.randn(2, 8)).square().mean().backward()
+    optimizer.step()
+    if len(sys.argv) > 2 and dist.get_rank() == 0:
+        torch.save(model.state_dict(), path)
+"""
+
 # Says who it is and trains until it is ended.
 ENDLESS = """optimizer.step()
 import os
@@ -123,6 +145,19 @@ def test_script_that_cannot_be_paired_is_told_and_one_that_will_not_end_is_ended
     assert told["quality"] is None
     assert told["baseline"]["num_steps"] == told["candidate"]["num_steps"] == 20
     assert outcome.stderr.count("caught TrialEnd") == 4
+
+
+def test_script_that_goes_on_from_its_own_checkpoint_is_no_pair(tmp_path: Path) -> None:
+    script, checkpoint = tmp_path / "resumes.py", tmp_path / "model.pt"
+    script.write_text(RESUMES)
+    outcome = trial(tmp_path, str(script), str(checkpoint), "save")
+    assert outcome.returncode == 1, outcome.stderr
+    assert "rank 0 began with other parameters" in json.loads(outcome.stdout)["unpaired_reason"]
+    assert checkpoint.exists()
+    told = json.loads(trial(tmp_path, str(script), str(checkpoint)).stdout)
+    assert told["unpaired_reason"] == ""
+    # Nothing is judged without a server.
+    assert told["quality"] is None
 
 
 def test_failing_script_ends_the_trial(tmp_path: Path) -> None:
