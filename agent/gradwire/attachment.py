@@ -8,6 +8,7 @@ import torch
 from gradwire_protocol.plans import PlanSpec
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.idle import IdleSession, is_importing_script
 from gradwire.session import Session
 from gradwire.settings import read_settings
 from gradwire.trial.arm import arm_of_environment
@@ -67,6 +68,8 @@ def attach(
     pulse, five pulses a second at most. Collective: call it on all ranks of the model.
     """
     arguments = {key: value for key, value in locals().items() if key not in ("model", "optimizer")}
+    if is_importing_script():
+        return IdleSession()
     settings, arm = read_settings(arguments), arm_of_environment()
     if arm is None:
         return connect(model, optimizer, settings)
