@@ -14,13 +14,13 @@ log = logging.getLogger("gradwire")
 
 
 def is_importing_script() -> bool:
-    """Return whether this process is a spawned worker that imports the main script to find its own function there."""
+    """Return whether this process is a spawned worker that imports the main script to find its function there."""
     # Python's own mark for that phase; what it forbids then is to start further processes.
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 class IdleSession(Session):
-    """Takes every call and does nothing, so that a script that attaches at its top can be imported by its workers."""
+    """Takes every call and does nothing, so that workers can import a script that attaches at its top."""
 
     def __init__(self) -> None:
         self.summary = None

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from gradwire_protocol.identity import new_id
 
+from gradwire import clocks, lineage
 from gradwire.errors import AttachError
 from gradwire.settings import Settings
 
@@ -29,12 +30,14 @@ class Membership:
     # The ranks of every node, in the order of their numbers.
     nodes: tuple[tuple[int, ...], ...]
     started_at: float
+    # Seconds by which each rank's wall clock is ahead of rank 0's.
+    clock_offsets: tuple[float, ...]
     # Whether all ranks want their links tested; one that did not would be waited for.
     tests_link: bool = False
 
 
 def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Membership:
-    """Agree on ids and nodes; one all-gather of small objects over `group`, called by all ranks.
+    """Agree on ids and nodes; two all-gathers of small objects over `group`, called by all ranks.
 
     Ranks with equal (`GROUP_RANK` or host name, `LOCAL_WORLD_SIZE`) are a node, numbered by its smallest rank.
 
@@ -43,10 +46,14 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
     """
     rank, world_size, host = dist.get_rank(group), dist.get_world_size(group), socket.gethostname()
     place = (os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", ""))
+    ranks = tuple(dist.get_process_group_ranks(group))
+    shared = lineage.shared_attempt(settings, ranks)
     mine = {
         "place": place,
-        "run": settings.run_id or new_id(),
-        "attempt": new_id(),
+        "run": settings.run_id or (shared.run if shared else None),
+        "remembered_run": lineage.remembered_run(settings),
+        "new_run": new_id(),
+        "attempt": shared.attempt if shared else new_id(),
         "run_name": settings.run,
         "project": settings.project,
         "started_at": started_at,
@@ -63,8 +70,12 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
     )
     node = first_ranks.index(places.index(place))
     leader = everybody[0]
+    # After a restart rank 0 may be a process on a node that was not there before.
+    remembered = [member["remembered_run"] for member in everybody if member["remembered_run"]]
+    run = leader["run"] or (remembered[0] if remembered else leader["new_run"])
+    lineage.begin(settings, ranks, run, leader["attempt"])
     return Membership(
-        run=leader["run"],
+        run=run,
         attempt=leader["attempt"],
         run_name=leader["run_name"],
         project=leader["project"],
@@ -75,6 +86,7 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         local_ranks=nodes[node],
         nodes=nodes,
         started_at=leader["started_at"],
+        clock_offsets=clocks.offsets(group),
         tests_link=world_size > 1 and all(member["tests_link"] for member in everybody),
     )
 

@@ -1,11 +1,9 @@
 """The session: what training code holds after `attach`."""
 
-import atexit
 import contextlib
 import logging
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -15,6 +13,9 @@ from gradwire_compression import seal
 from gradwire_protocol.identity import validate_name
 from gradwire_protocol.records import AttemptEnded, Points
 
+from gradwire import lineage
+from gradwire.clocks import WallClock
+from gradwire.endings import AtExit, Status, status_of
 from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership
@@ -29,8 +30,6 @@ log = logging.getLogger("gradwire")
 
 # A dead server must not hold up the end of training longer than this, seconds.
 CLOSE_SECONDS = 5.0
-
-Status = Literal["finished", "failed", "interrupted"]
 
 
 class Session:
@@ -64,10 +63,11 @@ class Session:
         self._hooks = hooks
         self._pid = os.getpid()
         self._step_started_at = time.time()
+        self._wall_clock = WallClock()
         self._is_closed = False
         self._complaints: set[str] = set()
         self.summary: DeliverySummary | None = None
-        atexit.register(self._close_at_exit)
+        self._at_exit = AtExit(lambda status, exception: self.close(status=status, exception=exception))
 
     @property
     def run_id(self) -> str:
@@ -114,6 +114,8 @@ class Session:
             self._step_started_at = time.time()
             self._recorder.add(trace)
             self._warn_of_left_out()
+            if jumped := self._wall_clock.jump(steering.step, self._membership.rank):
+                self._outlet.on_event(jumped)
             steering.step += 1
             steering.agent_seconds = time.perf_counter() - began
 
@@ -175,7 +177,7 @@ class Session:
         if self._is_closed or os.getpid() != self._pid:
             return self.summary
         self._is_closed = True
-        atexit.unregister(self._close_at_exit)
+        self._at_exit.cancel()
         with self._guarded("close"):
             self._end(status, exception)
         return self.summary
@@ -186,9 +188,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        self.close(status=_status_of(kind, error), exception=kind.__name__ if kind else "")
+        status, exception = status_of(error)
+        self.close(status=status, exception=exception)
 
     def _end(self, status: Status, exception: str) -> None:
+        lineage.end(self._membership.attempt)
         self._steering.request_stop()
         if status == "finished":
             self._steering.finish_pulse()
@@ -207,12 +211,6 @@ class Session:
         kind: Literal["nan", "+inf", "-inf"] = "nan" if math.isnan(value) else "+inf" if value > 0 else "-inf"
         return Points(name=name, steps=(step,), values=(None,), kinds={"0": kind}, is_evaluation=True)
 
-    def _close_at_exit(self) -> None:
-        kind = getattr(sys, "last_type", None)
-        self.close(
-            status=_status_of(kind, getattr(sys, "last_value", None)), exception=kind.__name__ if kind else ""
-        )
-
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
         """Keep the agent's own faults out of training; each kind is logged once."""
@@ -223,9 +221,3 @@ class Session:
             if kind not in self._complaints:
                 self._complaints.add(kind)
                 log.exception("gradwire: %s failed; training is not affected", what)
-
-
-def _status_of(kind: type[BaseException] | None, error: BaseException | None) -> Status:
-    if kind is None or (issubclass(kind, SystemExit) and getattr(error, "code", None) in (None, 0)):
-        return "finished"
-    return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"

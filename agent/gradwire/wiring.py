@@ -9,6 +9,7 @@ from gradwire_compression import Exchange, HookTakenError, PlanError, StateError
 from gradwire_protocol.records import AttemptStarted
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire import clocks
 from gradwire.control import Control
 from gradwire.errors import AttachError
 from gradwire.facts import attempt_started, plan_of
@@ -114,6 +115,9 @@ def _open(
         on_plan=lambda: plan_page(exchange, started.codec_memory_bytes),
     )
     outlet.open(reporter, _control(settings, membership, steering) if steering.is_steered else None)
+    if membership.rank == 0:
+        for event in clocks.skews(membership.clock_offsets, settings.start_step):
+            outlet.on_event(event)
     if settings.state is not None and (note := settings.state.get("note")):
         steering.tell("redistributed", str(note))
 

@@ -365,7 +365,8 @@ def test_second_interrupt_ends_at_once_while_the_server_hangs(tmp_path: Path) ->
     assert complained.rstrip().endswith(b"KeyboardInterrupt")
 
 
-def test_memory_stays_bounded_however_long_the_server_is_busy(tmp_path: Path) -> None:
+def test_c31_memory_stays_bounded_however_long_the_server_is_busy(tmp_path: Path) -> None:
+    """C31 (c): half a million values against a server that always answers 503."""
     program = textwrap.dedent(
         """
         import sys

@@ -42,7 +42,7 @@ print("done", flush=True)
 """
 
 
-def test_c24_forked_children_report_nothing_and_end_nothing(server: ServerProcess, tmp_path):  # noqa: F811
+def test_c24_forked_children_report_nothing_and_end_nothing(server: ServerProcess, tmp_path):
     status, said, complained = finish(start(server, tmp_path, FORKING))
     assert (status, said) == (0, "done\n"), complained
     for repetition in range(20):
@@ -73,9 +73,9 @@ if __name__ == "__main__":
 """
 
 
-def test_c25_workers_that_import_the_script_make_no_runs(server: ServerProcess, tmp_path):  # noqa: F811
+def test_c25_workers_that_import_the_script_make_no_runs(server: ServerProcess, tmp_path):
     job = start(server, tmp_path, SPAWNING, torchrun=("--nproc-per-node", "2"))
-    status, said, complained = finish(job)
+    status, _, complained = finish(job)
     assert status == 0, complained
     run = await_status(server, "spawned", "finished")
     assert run["world_size"] == 2

@@ -37,6 +37,8 @@ DATA: dict[str, dict[str, object]] = {
         "exact_seconds": 0.0004,
         "lossy_seconds": 0.0011,
     },
+    "clock_skew": {"rank": 1, "seconds": -300.0},
+    "clock_jumped": {"rank": 0, "seconds": 7200.0},
 }
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ _READ_BYTES = 256 * 1024
 _LONGEST_SLEEP_SECONDS = 1.0
 _ERROR_PAUSE_SECONDS = 0.1
 _LAST_READ_SECONDS = 0.5
+# A rank that failed may take the node's first rank with it; its end is told before it may go, within this time.
+_HOLD_SECONDS = 1.0
+_HELD_LOOK_SECONDS = 0.02
 _SEVERITY = {"finished": 0, "interrupted": 1, "failed": 2}
 
 
@@ -63,8 +66,12 @@ class Hub(threading.Thread):
         collector: Collector,
         desk: Desk,
         notices: Notices,
+        is_told: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Bind the socket at the first of `socket_paths` that takes it; without one only this rank is heard."""
+        """Bind the socket at the first of `socket_paths` that takes it; without one only this rank is heard.
+
+        `is_told` says whether there is nothing to deliver, or nobody who takes it.
+        """
         super().__init__(name="gradwire-node", daemon=True)
         self._rank = rank
         self._collector = collector
@@ -73,6 +80,9 @@ class Hub(threading.Thread):
         # Siblings that did not say goodbye yet, with what they said about the end.
         self._expected = {other for other in local_ranks if other != rank}
         self._endings: list[AttemptEnded] = []
+        # Ranks that failed and wait for the answer to their goodbye, with when they get it at the latest.
+        self._held: list[tuple[_Peer, float]] = []
+        self._is_told = is_told
         self._finish_at = math.inf
         self._ended: AttemptEnded | None = None
         self._results: deque[Result] = deque()
@@ -123,8 +133,13 @@ class Hub(threading.Thread):
 
     def _turn(self) -> None:
         due_at = min(self._collector.next_due_at, self._finish_at)
-        self._hear(min(max(due_at - time.monotonic(), 0.0), _LONGEST_SLEEP_SECONDS))
+        longest = _HELD_LOOK_SECONDS if self._held else _LONGEST_SLEEP_SECONDS
+        self._hear(min(max(due_at - time.monotonic(), 0.0), longest))
         self._take_own()
+        if self._ended is not None:
+            self._end(self._ended)
+            self._ended = None
+        self._let_go(time.monotonic())
         self._collector.tick(time.monotonic())
 
     def _hear(self, timeout_seconds: float) -> bool:
@@ -204,12 +219,28 @@ class Hub(threading.Thread):
             self._serve_command(peer, message)
         elif isinstance(message, Goodbye):
             self._expected.discard(self._rank if peer.rank is None else peer.rank)
-            if message.ended is not None:
-                self._endings.append(message.ended)
             peer.rank = None
-            self._reply(peer, Taken())
+            if message.ended is not None and self._end(message.ended):
+                self._held.append((peer, time.monotonic() + _HOLD_SECONDS))
+            else:
+                self._reply(peer, Taken())
         elif peer.rank is not None:
             self._take(peer.rank, message, time.monotonic())
+
+    def _end(self, ended: AttemptEnded) -> bool:
+        """Take how a rank ended, and return whether that was written down at once: this process may not live on."""
+        self._endings.append(ended)
+        if _SEVERITY[ended.status] == 0:
+            return False
+        self._collector.append(_worst(self._endings))
+        return True
+
+    def _let_go(self, now: float) -> None:
+        """Answer ranks whose end is delivered, or waited long enough."""
+        if self._held and (self._is_told() or now >= self._held[0][1]):
+            for peer, _ in self._held:
+                self._reply(peer, Taken())
+            self._held.clear()
 
     def _serve_command(self, peer: _Peer, command: Command) -> None:
         # What this rank reported before the command came is known before it is answered.
@@ -257,7 +288,10 @@ class Hub(threading.Thread):
         self._take_own()
         self._collector.tick(math.inf)
         if self._ended is not None:
-            self._collector.append(_worst([self._ended, *self._endings]))
+            self._end(self._ended)
+        if self._endings:
+            self._collector.append(_worst(self._endings))
+        self._let_go(math.inf)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Peer):
                 self._drop(key.data)

@@ -114,6 +114,7 @@ class NodeReporter:
             collector=collector,
             desk=Desk(facts, spool, self._trouble, on_rollback, on_plan),
             notices=notices,
+            is_told=self._is_told,
         )
         place.write_facts(spool.folder, facts, self._hub.socket_path)
         collector.append(facts.started)
@@ -163,6 +164,9 @@ class NodeReporter:
             text = f"{summary.num_undelivered} measurements wait in {summary.spool_path}"
             self._notices.say("left", f"{text}; `gradwire sync` delivers them")
         return summary
+
+    def _is_told(self) -> bool:
+        return self._stream is None or bool(self._stream.trouble) or self._spool.num_waiting == 0
 
     def _trouble(self) -> str:
         return "no server is set" if self._stream is None else self._stream.trouble

@@ -1,4 +1,4 @@
-"""How an attempt ends: by the word of rank 0's node, or of all nodes."""
+"""How an attempt ends: by the word of rank 0's node, of all nodes, or of any node that failed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,12 @@ def end_stream(connection: Connection, batch: Batch, record: AttemptEnded, now: 
 
 
 def _is_over(streams: Sequence[Row[Any]], world_size: int) -> bool:
-    """Return whether, for every model, rank 0's node has ended, or nodes with all ranks have."""
+    """Return whether a node failed or, for every model, rank 0's node has ended or nodes with all ranks have.
+
+    Ranks cannot go on without one that failed, and are mostly killed before they can say so.
+    """
+    if any(stream.ended_status == "failed" for stream in streams):
+        return True
     for model in {stream.model for stream in streams}:
         ended_streams = [stream for stream in streams if stream.model == model and stream.ended_status]
         ended = {rank for stream in ended_streams for rank in stream.ranks}

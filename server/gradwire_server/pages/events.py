@@ -124,6 +124,24 @@ def _spared(words: Wording, data: Data, device: str) -> str:
     )
 
 
+def _clock_skew(words: Wording, data: Data, device: str) -> str:
+    values = {
+        "rank": words.rank(data["rank"], device),
+        "first": words.rank(0, device),
+        "time": words.duration(abs(data["seconds"])),
+    }
+    if data["seconds"] < 0:
+        return words.say("The clock of {rank} is {time} behind that of {first}.", **values)
+    return words.say("The clock of {rank} is {time} ahead of that of {first}.", **values)
+
+
+def _clock_jumped(words: Wording, data: Data, device: str) -> str:
+    values = {"rank": words.rank(data["rank"], device), "time": words.duration(abs(data["seconds"]))}
+    if data["seconds"] < 0:
+        return words.say("The clock of {rank} was set back by {time}.", **values)
+    return words.say("The clock of {rank} was set forward by {time}.", **values)
+
+
 SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
@@ -138,4 +156,6 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "replicas_differ": _replicas_differ,
     "replicas_agree": _replicas_agree,
     "spared": _spared,
+    "clock_skew": _clock_skew,
+    "clock_jumped": _clock_jumped,
 }
