@@ -38,6 +38,20 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
     return group
 
 
+def abandon(group: dist.ProcessGroup | None) -> None:
+    """Give up a side group that not all ranks could open; called by all of them, with None where it failed."""
+    if group is not None:
+        dist.destroy_process_group(group)
+    # The store keeps addresses under the group's name, and torch would give the next group of these ranks the same:
+    # it counts the names in use.
+    world = dist.distributed_c10d._world
+    world.pg_names[_Abandoned()] = f"gradwire abandoned {len(world.pg_names)}"  # type: ignore[index]
+
+
+class _Abandoned:
+    """Stands for a group that never was."""
+
+
 @contextlib.contextmanager
 def on_master_interface() -> Iterator[None]:
     """Point gloo to the interface that routes to MASTER_ADDR, unless the user has chosen one.

@@ -13,7 +13,7 @@ from gradwire import clocks
 from gradwire.control import Control
 from gradwire.errors import AttachError
 from gradwire.facts import attempt_started, plan_of
-from gradwire.groups import open_side_group
+from gradwire.groups import abandon, open_side_group
 from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership, join
@@ -174,12 +174,22 @@ def _exchange(
 
 
 def _side_group(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup | None, str]:
-    """Return the pulse's group, or None and why training will be measured but not steered."""
+    """Return the pulse's group, or None and why training will be measured but not steered, alike on all ranks."""
+    # Ranks may reach this place minutes apart; the time to open is for the network alone.
+    dist.barrier(group)
+    side_group, reason = None, ""
     try:
-        return open_side_group(group), ""
+        side_group = open_side_group(group)
     except RuntimeError as error:
-        log.warning("gradwire: measured, not steered: %s", error)
-        return None, str(error)[:500]
+        reason = str(error)[:500]
+    reasons: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(reasons, reason, group=group)
+    if not any(reasons):
+        return side_group, ""
+    abandon(side_group)
+    reason = reason or next(filter(None, reasons))
+    log.warning("gradwire: measured, not steered: %s", reason)
+    return None, reason
 
 
 def _ballot(group: dist.ProcessGroup | None, member: Member) -> Ballot | None:
