@@ -94,6 +94,8 @@ class ServerLink:
             headers=headers,
             # A proxy set for the outside world cannot reach this machine's own loopback.
             trust_env=not is_loopback(server),
+            # A team's own certificates, SSL_CERT_FILE or SSL_CERT_DIR, count wherever the server is.
+            verify=httpx.create_ssl_context(),
             limits=httpx.Limits(max_connections=2, keepalive_expiry=_KEEP_ALIVE_SECONDS),
         )
         self._streams: list[Any] = []

@@ -5,6 +5,7 @@ would cost a disk flush per second). `next_batch` seals the open records into a 
 as possible, so that an outage is delivered in few large batches. A batch never spans two segments.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -182,11 +183,13 @@ class Spool:
         with self._lock:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._close_files()
+            # Network file systems keep a file's folder until the file is closed.
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _close_files(self) -> None:
         for file in (self._file, self._lock_file):
             if file >= 0:
-                os.close(file)
+                _close(file)
         # A late writer meets no file, rather than one that got the same number.
         self._file = self._lock_file = -1
 
@@ -210,7 +213,7 @@ class Spool:
         except OSError:
             # The old segment grows on; the next seal tries again.
             return
-        os.close(self._file)
+        _close(self._file)
         self._file = file
         self._segments.append(segment)
 
@@ -292,6 +295,12 @@ def _read_batch(entry: _Entry) -> tuple[bytes, ...] | None:
 
 def _open_for_writing(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _close(file: int) -> None:
+    # Network file systems tell a full disk only here; what was lost is found by its checksum when it is read.
+    with contextlib.suppress(OSError):
+        os.close(file)
 
 
 def _take_lock(folder: Path) -> tuple[int, bool]:
