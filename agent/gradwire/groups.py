@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 from gradwire_compression.collectives.compat import group_timeout
@@ -44,8 +45,8 @@ def abandon(group: dist.ProcessGroup | None) -> None:
         dist.destroy_process_group(group)
     # The store keeps addresses under the group's name, and torch would give the next group of these ranks the same:
     # it counts the names in use.
-    world = dist.distributed_c10d._world
-    world.pg_names[_Abandoned()] = f"gradwire abandoned {len(world.pg_names)}"  # type: ignore[index]
+    names: Any = dist.distributed_c10d._world.pg_names
+    names[_Abandoned()] = f"gradwire abandoned {len(names)}"
 
 
 class _Abandoned:

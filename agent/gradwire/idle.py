@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from gradwire.session import Session, Status
+from gradwire.endings import Status
+from gradwire.session import Session
 from gradwire.transport.reporter import DeliverySummary
 
 log = logging.getLogger("gradwire")

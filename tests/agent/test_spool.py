@@ -242,6 +242,78 @@ def test_batch_given_up_keeps_its_number(tmp_path: Path) -> None:
     assert spool.num_acknowledged == 0
 
 
+def fill_three_batches(spool: Spool) -> list[bytes]:
+    """Append two sealed batches and some open records; return all of them."""
+    records = [record(number, size=50) for number in range(2 * limits.MAX_BATCH_RECORDS + 10)]
+    for one in records:
+        spool.append(one)
+    assert spool.next_batch() is not None
+    return records
+
+
+def test_split_batch_goes_out_in_halves_and_later_ones_follow(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    records = fill_three_batches(spool)
+    assert spool.split(1)
+    spool.append(record(999))
+    batches = deliver(spool)
+    assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
+    assert [len(batch.records) for batch in batches[:3]] == [100, 100, 200]
+    assert records_of(batches) == [*records, record(999)]
+    assert (spool.num_acknowledged, spool.num_dropped, spool.num_waiting) == (len(records) + 1, 0, 0)
+
+
+def test_split_keeps_later_batches_small_and_can_be_repeated_down_to_single_records(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    records = fill_three_batches(spool)
+    num_records = limits.MAX_BATCH_RECORDS
+    while num_records > 1:
+        assert spool.split(1)
+        num_records //= 2
+        batch = spool.next_batch()
+        assert batch is not None
+        assert len(batch.records) == num_records
+    assert not spool.split(1)
+    spool.append(record(1, size=50))
+    assert records_of(deliver(spool)) == [*records, record(1, size=50)]
+
+
+@pytest.mark.parametrize("cap_bytes", [60_000, 10_000_000])
+def test_split_survives_a_crash_with_the_other_segments_still_there(tmp_path: Path, cap_bytes: int) -> None:
+    spool = Spool(tmp_path, cap_bytes)
+    records = fill_three_batches(spool)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.segment")}
+    assert spool.split(1)
+    (kept,) = tmp_path.glob("*.segment")
+    spool.close()
+    for path, data in before.items():
+        if path != kept:
+            path.write_bytes(data)
+    reopened = Spool(tmp_path, cap_bytes)
+    batches = deliver(reopened)
+    assert records_of(batches) == records
+    assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
+
+
+def test_split_counts_what_the_disk_lost_meanwhile(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 60_000)
+    fill_three_batches(spool)
+    *_, second, _ = sorted(tmp_path.glob("*.segment"))
+    second.write_bytes(b"")
+    assert spool.split(1)
+    batches = deliver(spool)
+    assert [len(batch.records) for batch in batches] == [100, 100, 0, 10]
+    assert (spool.num_dropped, spool.num_acknowledged) == (200, 210)
+
+
+def test_split_that_the_disk_does_not_take_changes_nothing(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    records = fill_three_batches(spool)
+    (tmp_path / "0000000000000001.draft").mkdir()
+    assert not spool.split(1)
+    assert records_of(deliver(spool)) == records
+
+
 def test_second_process_cannot_open_a_spool_in_use(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     with pytest.raises(SpoolBusyError, match="another process"):

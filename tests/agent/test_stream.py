@@ -246,6 +246,36 @@ def test_batch_the_server_will_never_take_does_not_block_the_stream(
         assert "counts as dropped" in caplog.text
 
 
+def test_413_of_something_on_the_way_halves_batches_until_they_pass(make_sender: MakeSender) -> None:
+    most_bytes = 40_000
+
+    def between(heard: Heard) -> Reply:
+        # A proxy of its own mind, which does not speak as the server does.
+        return accepted(heard) if len(heard.body) <= most_bytes else Reply(413, b"<html>too large</html>")
+
+    with ScriptedServer(Reply(503)) as server:
+        sender = make_sender(server.url)
+        sender.add(*range(1, 301), urgent=True)
+        server.wait_for(1)
+        server.then(between)
+        wait_until(lambda: sender.spool.num_waiting == 0, 30.0)
+        passed = [heard for heard in server.heard[1:] if len(heard.body) <= most_bytes]
+        steps = [
+            record.first_step
+            for heard in passed
+            for record in heard.batch.records
+            if isinstance(record, StepWindow)
+        ]
+        assert steps == list(range(1, 301))
+        assert [heard.batch.number for heard in passed] == list(range(1, len(passed) + 1))
+        assert sender.spool.num_dropped == 0
+        num_refused = len(server.heard) - len(passed)
+        sender.add(*range(301, 501), urgent=True)
+        wait_until(lambda: sender.spool.num_waiting == 0, 30.0)
+        num_refused_later = sum(len(heard.body) > most_bytes for heard in server.heard) + 1 - num_refused
+        assert num_refused_later <= 1, "what was learned of the way is kept"
+
+
 def test_server_of_another_protocol_loses_nothing(make_sender: MakeSender) -> None:
     other = refusal(422, "malformed", field="protocol", message="protocol 1; wanted: 2")
     with ScriptedServer(other, other, accepted) as server:

@@ -39,6 +39,11 @@ def pack_seal(number: int, num_dropped: int, weight: int) -> bytes:
     return pack(SEAL, weight, _SEAL.pack(number, num_dropped))
 
 
+def seal(number: int, num_dropped: int, weight: int) -> Frame:
+    """Return the seal of a batch as it would be read."""
+    return Frame(SEAL, weight, _SEAL.pack(number, num_dropped), 0)
+
+
 def unpack_seal(body: bytes) -> tuple[int, int]:
     """Return number and drop count of the batch that a seal's body ends."""
     number, num_dropped = _SEAL.unpack(body)

@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from gradwire_protocol import limits
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from gradwire.errors import SpoolBusyError, SpoolError
 from gradwire.transport import frames
+from gradwire.transport.splitting import halved
 
 DEFAULT_CAP_BYTES = 256 * 1024 * 1024
 
@@ -80,6 +82,8 @@ class Spool:
         self._segments: deque[_Segment] = deque()
         self._sealed: deque[_Entry] = deque()
         self._next_number = 1
+        # Most that a batch's records may take; less than at first where something on the way takes less.
+        self._most_open_bytes = MAX_OPEN_BYTES
         self._clear_open(0)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,8 +131,9 @@ class Spool:
         with self._lock:
             is_over_batch = (
                 self._open_records >= limits.MAX_BATCH_RECORDS
-                or self._open_bytes + len(record) + 1 > MAX_OPEN_BYTES
+                or self._open_bytes + len(record) + 1 > self._most_open_bytes
             )
+            is_over_batch = is_over_batch and self._open_records > 0
             if len(record) > MAX_OPEN_BYTES or (is_over_batch and not self._seal()):
                 self.num_dropped += weight
                 return False
@@ -169,9 +174,67 @@ class Spool:
         """Count batch `number`, if it is the oldest, as dropped; its number goes out empty, so the rest follows."""
         with self._lock:
             if self._sealed and self._sealed[0].number == number:
-                entry = self._sealed[0]
-                self.num_dropped += entry.weight
-                self._sealed[0] = replace(entry, num_dropped=self.num_dropped, weight=0, is_lost=True)
+                self._lose(0)
+
+    def _lose(self, index: int) -> None:
+        entry = self._sealed[index]
+        if not entry.is_lost:
+            self.num_dropped += entry.weight
+            self._sealed[index] = replace(entry, num_dropped=self.num_dropped, weight=0, is_lost=True)
+
+    def split(self, number: int) -> bool:
+        """Make two batches of batch `number`, the oldest, which nobody took as a whole; later ones move up by one.
+
+        Later batches are kept to its half from now on.
+
+        Returns:
+            False if it holds a single record, or the disk does not take it: then nothing has changed.
+
+        Cost: writes everything that waits once more.
+        """
+        with self._lock:
+            entry = self._sealed[0] if self._sealed and self._sealed[0].number == number else None
+            records = _read_frames(entry) if entry is not None and not entry.is_lost else None
+            if records is None or len(records) < 2 or not self._rewrite(halved(self._waiting_frames())):
+                return False
+            self._most_open_bytes = sum(len(frame.body) for frame in records) // 2
+            return True
+
+    def _waiting_frames(self) -> Iterator[frames.Frame]:
+        """Yield what is not acknowledged, oldest first; batches that the disk lost come without records."""
+        for index in range(len(self._sealed)):
+            records = _read_frames(self._sealed[index]) or []
+            if not records:
+                self._lose(index)
+            yield from records
+            entry = self._sealed[index]
+            yield frames.seal(entry.number, entry.num_dropped, entry.weight)
+        with self._segments[-1].path.open("rb") as file:
+            file.seek(self._open_start)
+            yield from frames.read(file)
+
+    def _rewrite(self, waiting: Iterator[bytes]) -> bool:
+        """Write frames into one segment in the place of all others."""
+        first = self._segments[0].path
+        draft = first.with_suffix(".draft")
+        try:
+            with draft.open("wb") as file:
+                file.writelines(waiting)
+            # Should the process die after this, the other segments hold numbers that are in this one as well.
+            draft.replace(first)
+        except OSError:
+            _unlink(draft)
+            return False
+        for segment in list(self._segments)[1:]:
+            _unlink(segment.path)
+        _close(self._file)
+        num_dropped = self.num_dropped
+        self._segments.clear()
+        self._sealed.clear()
+        self._recover()
+        self._file = self._open_active()
+        self.num_dropped = num_dropped
+        return True
 
     def close(self) -> None:
         """Close the files and let others take the spool; what is in it stays."""
@@ -230,15 +293,20 @@ class Spool:
         return True
 
     def _load(self, entry: _Entry) -> SealedBatch:
-        records = None if entry.is_lost else _read_batch(entry)
+        records = None if entry.is_lost else _read_frames(entry)
         if records is None and not entry.is_lost:
             # The disk lost what it took.
             self.give_up(entry.number)
             entry = self._sealed[0]
-        return SealedBatch(entry.number, entry.num_dropped, entry.weight, records or ())
+        bodies = tuple(frame.body for frame in records or ())
+        return SealedBatch(entry.number, entry.num_dropped, entry.weight, bodies)
 
     def _recover(self) -> None:
         for path in sorted(path for path in self.folder.glob("*.segment") if path.stem.isdigit()):
+            if self._segments and int(path.stem) < self._next_number:
+                # What it holds was written once more, see `_rewrite`.
+                path.unlink(missing_ok=True)
+                continue
             segment = _Segment(path)
             segment.last_number = int(path.stem) - 1
             self._next_number = int(path.stem)
@@ -279,22 +347,25 @@ class Spool:
         return self.folder / f"{number:016d}.segment"
 
 
-def _read_batch(entry: _Entry) -> tuple[bytes, ...] | None:
-    records: list[bytes] = []
-    try:
-        with entry.segment.path.open("rb") as file:
-            file.seek(entry.start)
-            for frame in frames.read(file):
-                if frame.kind == frames.SEAL:
-                    return tuple(records)
-                records.append(frame.body)
-    except OSError:
-        pass
+def _read_frames(entry: _Entry) -> list[frames.Frame] | None:
+    """Return the records of a batch, None if the disk lost some."""
+    records: list[frames.Frame] = []
+    with contextlib.suppress(OSError), entry.segment.path.open("rb") as file:
+        file.seek(entry.start)
+        for frame in frames.read(file):
+            if frame.kind == frames.SEAL:
+                return records
+            records.append(frame)
     return None
 
 
 def _open_for_writing(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _close(file: int) -> None:

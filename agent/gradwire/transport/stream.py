@@ -156,6 +156,8 @@ class Stream(threading.Thread):
         detail = answer.detail
         if detail.code == "gap" and detail.wanted is not None and detail.wanted != batch.number:
             self._follow(batch, detail.wanted)
+        elif answer.status == 413 and self._spool.split(batch.number):
+            self._notices.say("too large", "something on the way takes only smaller batches; they are made now")
         elif batch.weight > 0 and _is_refusal(answer.status, detail):
             self._notices.say("refused", f"the server refused a batch, which counts as dropped: {detail.message}")
             self._spool.give_up(batch.number)
