@@ -3,28 +3,56 @@
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from gradwire_compression.collectives.compat import group_timeout
 
 from gradwire.host.network import interface_to
+from gradwire.steering.side import DirectSide, GlooCircle, NodeSide, Side, speaks_through_nodes
 
 # Opening a side group must not hold up training for the model group's half hour.
 OPEN_SECONDS = 20.0
 
 
-def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Open a gloo group of the same ranks; its operations get the model group's time-out.
+# Groups that a side may need on one rank.
+MOST_GROUPS = 2
+
+def open_side(model_group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Side:
+    """Open the side of the model's ranks; collective over them.
+
+    Args:
+        model_group: Its operations' time-out becomes that of the side.
+        nodes: Ranks of each node in the model's group, equal on all ranks.
 
     Raises:
         RuntimeError: The ranks cannot reach each other within `OPEN_SECONDS`; names `GLOO_SOCKET_IFNAME`.
     """
+    rank, world_size = dist.get_rank(model_group), dist.get_world_size(model_group)
+    if not speaks_through_nodes(world_size, nodes):
+        return DirectSide(open_side_group(model_group))
+    own, before = next(node for node in nodes if rank in node), num_names()
+    firsts = sorted(node[0] for node in nodes)
+    node = GlooCircle(open_side_group(model_group, own))
+    if rank in firsts:
+        return NodeSide(rank, world_size, node, GlooCircle(open_side_group(model_group, firsts)))
+    # First ranks opened one group more.
+    use_up_names(before + MOST_GROUPS)
+    return NodeSide(rank, world_size, node, None)
+
+
+def open_side_group(model_group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """Open a gloo group of these ranks of the model's group, or of all; its operations get that group's time-out.
+
+    Raises:
+        RuntimeError: The ranks cannot reach each other within `OPEN_SECONDS`; names `GLOO_SOCKET_IFNAME`.
+    """
+    members = dist.get_process_group_ranks(model_group)
     try:
         with on_master_interface():
             group: dist.ProcessGroup = dist.new_group(
-                ranks=dist.get_process_group_ranks(model_group),
+                ranks=members if ranks is None else [members[rank] for rank in ranks],
                 backend="gloo",
                 timeout=datetime.timedelta(seconds=OPEN_SECONDS),
                 use_local_synchronization=True,
@@ -39,17 +67,23 @@ def open_side_group(model_group: dist.ProcessGroup) -> dist.ProcessGroup:
     return group
 
 
-def abandon(group: dist.ProcessGroup | None) -> None:
-    """Give up a side group that not all ranks could open; called by all of them, with None where it failed."""
-    if group is not None:
-        dist.destroy_process_group(group)
-    # The store keeps addresses under the group's name, and torch would give the next group of these ranks the same:
-    # it counts the names in use.
+def num_names() -> int:
+    """Return how many group names are in use in this process."""
+    return len(dist.distributed_c10d._world.pg_names)
+
+
+def use_up_names(count: int) -> None:
+    """Let `count` group names be in use: torch names groups by the ranks and that number, which has to be equal.
+
+    A name whose group did not open on all ranks must not come again either: the store keeps its addresses, and a
+    later group of that name would wait for them.
+    """
     names: Any = dist.distributed_c10d._world.pg_names
-    names[_Abandoned()] = f"gradwire abandoned {len(names)}"
+    while num_names() < count:
+        names[_NoGroup()] = f"gradwire {num_names()}"
 
 
-class _Abandoned:
+class _NoGroup:
     """Stands for a group that never was."""
 
 

@@ -13,7 +13,7 @@ from gradwire import clocks
 from gradwire.control import Control
 from gradwire.errors import AttachError
 from gradwire.facts import attempt_started, plan_of
-from gradwire.groups import abandon, open_side_group
+from gradwire.groups import MOST_GROUPS, num_names, open_side, use_up_names
 from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership, join
@@ -24,6 +24,7 @@ from gradwire.showing import plan_page
 from gradwire.steering.ballot import Ballot
 from gradwire.steering.pulse import Pulse
 from gradwire.steering.replicas import Replicas
+from gradwire.steering.side import Side
 from gradwire.steering.steering import Member, Steering
 from gradwire.timing.clock import Clock, clock_for
 from gradwire.timing.phases import Phases, install
@@ -44,8 +45,8 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     """
     parameters = _trainable(model)
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
-    pulse_group, unsteered_reason = _side_group(model.process_group)
-    membership = join(settings, pulse_group or model.process_group, time.time())
+    membership = join(settings, model.process_group, time.time())
+    side, unsteered_reason = _side(model.process_group, membership)
     member = Member(membership.rank, membership.world_size, membership.host)
 
     clock = clock_for(parameters[0][1].device)
@@ -60,9 +61,9 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         clock=clock,
         phases=phases,
         recorder=recorder,
-        pulse=Pulse(pulse_group) if pulse_group is not None else None,
-        ballot=_ballot(pulse_group, member),
-        replicas=Replicas(_replicated(model), pulse_group),
+        pulse=Pulse(side) if side is not None else None,
+        ballot=Ballot(side, membership.host) if side is not None else None,
+        replicas=Replicas(_replicated(model), side),
         start_step=settings.start_step,
         on_result=outlet.on_result,
         on_event=outlet.on_event,
@@ -173,29 +174,24 @@ def _exchange(
     return exchange
 
 
-def _side_group(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup | None, str]:
-    """Return the pulse's group, or None and why training will be measured but not steered, alike on all ranks."""
-    # Ranks may reach this place minutes apart; the time to open is for the network alone.
-    dist.barrier(group)
-    side_group, reason = None, ""
+def _side(group: dist.ProcessGroup, membership: Membership) -> tuple[Side | None, str]:
+    """Return the side, or None and why training will be measured but not steered, alike on all ranks.
+
+    Ranks may reach `attach` minutes apart, and met when they joined: the time to open is for the network alone.
+    """
+    side, reason, before = None, "", num_names()
     try:
-        side_group = open_side_group(group)
+        side = open_side(group, membership.nodes)
     except RuntimeError as error:
         reason = str(error)[:500]
-    reasons: list[str] = [""] * dist.get_world_size(group)
+    reasons: list[str] = [""] * membership.world_size
     dist.all_gather_object(reasons, reason, group=group)
     if not any(reasons):
-        return side_group, ""
-    abandon(side_group)
+        return side, ""
+    use_up_names(before + MOST_GROUPS)
     reason = reason or next(filter(None, reasons))
     log.warning("gradwire: measured, not steered: %s", reason)
     return None, reason
-
-
-def _ballot(group: dist.ProcessGroup | None, member: Member) -> Ballot | None:
-    if group is None:
-        return None
-    return Ballot(group, dist.get_global_rank(group, 0), member.rank, member.host)
 
 
 def _control(settings: Settings, membership: Membership, steering: Steering) -> Control | None:

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 from distributed.ranks import run_ranks
-from gradwire.groups import open_side_group
+from gradwire.groups import open_side
 from gradwire.steering.ballot import Ballot
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.plans import PlanSpec
@@ -16,7 +16,7 @@ DIRECTIVE = Directive(
 
 
 def _ballot(rank: int) -> Ballot:
-    return Ballot(open_side_group(dist.group.WORLD), 0, rank, f"host-{rank}")
+    return Ballot(open_side(dist.group.WORLD, ()), f"host-{rank}")
 
 
 def _share(rank: int, world_size: int) -> Directive:

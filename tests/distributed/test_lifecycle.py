@@ -40,9 +40,7 @@ def _unsteered(rank: int, world_size: int, folder: str, url: str, token: str) ->
         finally:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
-    import gradwire.wiring
-
-    gradwire.wiring.open_side_group = open_elsewhere
+    groups.open_side_group = open_elsewhere
     ddp, optimizer = make_model()
     began = time.monotonic()
     session = attach(ddp, optimizer, folder, server=url, token=token, run="unsteered", plan="int8")

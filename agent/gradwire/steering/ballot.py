@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from gradwire_protocol import coding, limits
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.records import Refusal
+
+from gradwire.steering.side import MIN, SUM, Side
 
 _MAX_REASON_BYTES = 480
 _MAX_HOST_BYTES = 24
@@ -15,11 +16,9 @@ _MAX_HOST_BYTES = 24
 
 @dataclass(frozen=True)
 class Ballot:
-    """Small collectives on the side group, called by all ranks in the same hook."""
+    """Small collectives on the side, called by all ranks in the same hook."""
 
-    group: dist.ProcessGroup
-    first_rank: int  # global rank of the group's rank 0
-    rank: int
+    side: Side
     host: str
 
     def share(self, directive: Directive | None) -> Directive:
@@ -29,23 +28,22 @@ class Ballot:
             directive: The newest directive on rank 0, ignored elsewhere; at most `limits.MAX_PLAN_BYTES` as JSON.
         """
         buffer = torch.zeros(limits.MAX_PLAN_BYTES, dtype=torch.uint8)
-        if self.rank == 0:
+        if self.side.rank == 0:
             assert directive is not None, "rank 0 announced a revision that it does not hold"
             body = coding.encode(directive)
             buffer[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        dist.broadcast(buffer, src=self.first_rank, group=self.group)
+        self.side.broadcast(buffer)
         return coding.decode(bytes(buffer.tolist()).rstrip(b"\0"), Directive)
 
     def vote(self, refusal: str | None) -> tuple[Refusal, ...]:
         """Return the refusals of all ranks, the same on every rank; empty means that all agreed."""
         agrees = torch.tensor([0.0 if refusal else 1.0], dtype=torch.float64)
-        dist.all_reduce(agrees, op=dist.ReduceOp.MIN, group=self.group)
+        self.side.all_reduce(agrees, MIN)
         if agrees.item() == 1.0:
             return ()
         own = _pack(refusal or "", _MAX_REASON_BYTES) + _pack(self.host if refusal else "", _MAX_HOST_BYTES)
         mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(gathered, mine, group=self.group)
+        gathered = self.side.gather(mine)
         return tuple(
             Refusal(rank=rank, host=_unpack(part[_MAX_REASON_BYTES:]), reason=_unpack(part[:_MAX_REASON_BYTES]))
             for rank, part in enumerate(gathered)
@@ -55,7 +53,7 @@ class Ballot:
     def total_norm(self, norm: float) -> float:
         """Return the norm over all ranks of vectors that have `norm` on this rank."""
         squares = torch.tensor([norm * norm], dtype=torch.float64)
-        dist.all_reduce(squares, group=self.group)
+        self.side.all_reduce(squares, SUM)
         return float(squares.sqrt().item())
 
 

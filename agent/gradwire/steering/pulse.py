@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from gradwire.steering.side import Pending, Side
 
 # Buckets whose durations travel; a model with more is compared on its first ones only, hence not at all.
 MAX_BUCKETS = 256
@@ -125,12 +126,12 @@ def _equal(values: list[float], index: int) -> float | None:
 
 
 class Pulse:
-    """One pulse at a time on a gloo side group."""
+    """One pulse at a time."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, side: Side) -> None:
+        self._side = side
         self._entries: Tensor | None = None
-        self._work: dist.Work | None = None
+        self._work: Pending | None = None
 
     @property
     def is_in_flight(self) -> bool:
@@ -141,7 +142,7 @@ class Pulse:
         """Send this rank's facts; does not wait."""
         assert self._work is None, "one pulse at a time"
         self._entries = encode(facts)
-        self._work = dist.all_reduce(self._entries, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+        self._work = self._side.start_min(self._entries)
 
     def await_result(self) -> Agreement:
         """Wait for the slowest rank to have issued the same pulse.

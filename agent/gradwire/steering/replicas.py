@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from gradwire_protocol.records import Event
 from torch import Tensor
 
 from gradwire.steering.checksums import checksums, fold
+from gradwire.steering.side import MAX, MIN, Side
 
 log = logging.getLogger("gradwire")
 
@@ -83,16 +83,16 @@ class Replicas:
     Args:
         named_parameters: All that the ranks are meant to hold alike, the same on every rank, frozen ones included:
             those are thawed sometimes, and then nobody averages their gradients.
-        group: Side group for the comparison, None if there is no pulse.
+        side: For the comparison, None if there is no pulse.
     """
 
-    def __init__(self, named_parameters: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, named_parameters: Sequence[tuple[str, Tensor]], side: Side | None) -> None:
         devices: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for name, parameter in named_parameters:
             devices.setdefault(parameter.device, []).append((name, parameter))
         self._devices = [[parameter for _, parameter in entries] for entries in devices.values()]
         self._names = [name for entries in devices.values() for name, _ in entries]
-        self._group = group
+        self._side = side
         self._num_pulses = 0
         self._snapshot: _Snapshot | None = None
         self._is_broken = False
@@ -127,12 +127,12 @@ class Replicas:
         Cost: three small collectives where they differ, otherwise none.
         """
         assert self._snapshot is not None, "all ranks told what they have read"
-        assert self._group is not None, "there is a pulse"
+        assert self._side is not None, "there is a pulse"
         snapshot, self._snapshot = self._snapshot, None
         before, self._told = self._told, ()
         if are_equal:
             return _agreeing(snapshot.step) if before else None
-        found = _find(self._names, snapshot, self._group)
+        found = _find(self._names, snapshot, self._side)
         self._told = found.parameters
         return found.event() if found.parameters != before else None
 
@@ -142,19 +142,16 @@ class Replicas:
         return _Snapshot(step, [checksums(parameters) for parameters in self._devices])
 
 
-def _find(names: Sequence[str], snapshot: _Snapshot, group: dist.ProcessGroup) -> Differences:
+def _find(names: Sequence[str], snapshot: _Snapshot, side: Side) -> Differences:
     numbers = snapshot.numbers
     least, largest = numbers.clone(), numbers.clone()
-    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    side.all_reduce(least, MIN)
+    side.all_reduce(largest, MAX)
     places = (least != largest).nonzero().flatten().tolist()
     assert places, "the ranks' checksums differ and those of their parameters do not"
     own = numbers[places[0] : places[0] + 1]
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, own, group=group)
-    return Differences(
-        snapshot.step, tuple(names[place] for place in places), _odd_ones([int(v) for v in gathered])
-    )
+    values = [int(value) for value in side.gather(own)]
+    return Differences(snapshot.step, tuple(names[place] for place in places), _odd_ones(values))
 
 
 def _odd_ones(values: Sequence[int]) -> tuple[int, ...]:
