@@ -19,6 +19,7 @@ OPEN_SECONDS = 20.0
 # Groups that a side may need on one rank.
 MOST_GROUPS = 2
 
+
 def open_side(model_group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Side:
     """Open the side of the model's ranks; collective over them.
 
