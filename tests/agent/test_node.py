@@ -104,6 +104,33 @@ def test_worst_end_of_the_ranks_is_the_end_of_the_node(node: Node) -> None:
     assert (last.status, last.exception, last.last_step) == ("failed", "ValueError: no", 20)
 
 
+def test_rank_that_fails_is_told_before_it_may_go(tmp_path: Path) -> None:
+    with ScriptedServer(accepted) as server:
+        node = Node(tmp_path / "spool", server=server.url)
+        first, second = node.open(0), node.open(1)
+        second.close(ended("failed", 18, "ValueError"), 20.0)
+        # The first rank is still there, and may be killed now.
+        told = [record for heard in server.heard for record in heard.batch.records]
+        failed = [record for record in told if isinstance(record, AttemptEnded)]
+        assert [(record.status, record.exception) for record in failed] == [("failed", "ValueError")]
+        first.close(ended("failed", 20, "RuntimeError"), 20.0)
+    last = server.heard[-1].batch.records[-1]
+    assert isinstance(last, AttemptEnded)
+    assert (last.status, last.exception, last.last_step) == ("failed", "ValueError", 20)
+
+
+def test_rank_that_fails_goes_though_nobody_can_be_told(tmp_path: Path) -> None:
+    with ScriptedServer(Reply(delay_seconds=math.inf)) as server:
+        node = Node(tmp_path / "spool", server=server.url)
+        first, second = node.open(0), node.open(1)
+        server.wait_for(1)
+        began = time.monotonic()
+        second.close(ended("failed", 18, "ValueError"), 60.0)
+        assert time.monotonic() - began < 30.0
+        first.close(None, 1.0)
+    assert any(isinstance(record, AttemptEnded) for record in node.spooled())
+
+
 def test_sibling_that_is_killed_is_named_and_holds_nobody_up(node: Node) -> None:
     first = node.open(0)
     sibling = node.start_sibling(1, 5)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from distributed.jobs import await_status, run_of
 from distributed.ranks import run_ranks
 from distributed.training import attach, batch, flat, make_model, pulse_with_every_exchange, train_step
-from gradwire import groups
+from gradwire import groups, wiring
 from gradwire_protocol import routes
 from server_process import ServerProcess, environment, server
 from stored import rows
@@ -41,6 +41,14 @@ def _unsteered(rank: int, world_size: int, folder: str, url: str, token: str) ->
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
     groups.open_side_group = open_elsewhere
+    connect = wiring._exchange
+
+    def connect_late(*arguments: Any) -> Any:
+        # What rank 0 left in the store under the name of its group must not be waited for by rank 1.
+        time.sleep(0.5 if rank == 0 else 0.0)
+        return connect(*arguments)
+
+    wiring._exchange = connect_late
     ddp, optimizer = make_model()
     began = time.monotonic()
     session = attach(ddp, optimizer, folder, server=url, token=token, run="unsteered", plan="int8")
