@@ -21,6 +21,8 @@ class Batch(Struct, kw_only=True):
     number: int
     # Measurements this stream had to drop so far: windows and events count one each, metrics value by value.
     num_dropped: int = 0
+    # Sent by another process than the one that measured, which is gone: no sign of life.
+    is_late: bool = False
     records: tuple[Record, ...]
 
 

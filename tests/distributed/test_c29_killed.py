@@ -91,3 +91,5 @@ def test_c29_killed_job_is_lost_after_three_heartbeats_with_all_that_was_acknowl
         steps = [step for step, _, _ in loss_points(reachable, run["id"])]
         assert steps == list(range(1, len(steps) + 1))
         assert 1 <= len(steps) <= 15
+        # Late data are no sign of life.
+        assert await_status(reachable, "all killed", "lost")["step"] >= 1

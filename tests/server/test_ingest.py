@@ -285,6 +285,35 @@ def test_run_ends_with_the_word_of_rank_0s_node_and_the_worst_word_stays(server:
     assert (row["final_status"], row["status_detail"]) == ("failed", "RuntimeError")
 
 
+def test_late_batch_is_stored_and_no_sign_of_life(server: ServerProcess, stream: AgentStream) -> None:
+    seen_at = run_row(server.database_path, stream.run)["last_seen_at"]
+    late = msgspec.structs.replace(stream.batch(window(10)), is_late=True)
+    assert stream.post(late).status_code == 200
+    assert count(server.database_path, "step_windows", stream.run) == 1
+    assert run_row(server.database_path, stream.run)["last_seen_at"] == seen_at
+
+
+def test_run_that_is_heard_of_after_its_death_is_not_alive(server: ServerProcess) -> None:
+    dead = AgentStream(server.agent(), at=1000.0)
+    assert dead.post(msgspec.structs.replace(dead.batch(dead.facts), is_late=True)).status_code == 200
+    assert run_row(server.database_path, dead.run)["last_seen_at"] == 1000.0
+
+
+def test_node_that_fails_ends_the_attempt_whatever_others_say(server: ServerProcess) -> None:
+    first = AgentStream(server.agent(), world_size=4)
+    first.begin()
+    facts = NodeFacts(host="node-01", ranks=(2, 3))
+    second = AgentStream(
+        server.agent(), run=first.run, attempt=first.attempt, node=2, node_facts=facts, world_size=4
+    )
+    second.begin()
+    second.end(last_step=9, status="failed", exception="ValueError")
+    row = run_row(server.database_path, first.run)
+    assert (row["final_status"], row["status_detail"]) == ("failed", "ValueError")
+    first.end(last_step=9, status="failed", exception="RuntimeError")
+    assert run_row(server.database_path, first.run)["status_detail"] == "ValueError"
+
+
 def test_run_goes_on_when_only_another_node_has_ended(server: ServerProcess) -> None:
     first = AgentStream(server.agent(), world_size=4)
     first.begin()

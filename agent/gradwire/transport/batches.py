@@ -27,11 +27,12 @@ class _RawBatch(msgspec.Struct, kw_only=True):
     node: int
     number: int
     num_dropped: int
+    is_late: bool
     records: tuple[msgspec.Raw, ...]
 
 
-def encode_batch(facts: StreamFacts, batch: SealedBatch) -> bytes:
-    """Return the request body of a sealed batch."""
+def encode_batch(facts: StreamFacts, batch: SealedBatch, *, is_late: bool = False) -> bytes:
+    """Return the request body of a sealed batch; `is_late` if the process that measured is gone."""
     raw = _RawBatch(
         run=facts.run,
         attempt=facts.attempt,
@@ -39,6 +40,7 @@ def encode_batch(facts: StreamFacts, batch: SealedBatch) -> bytes:
         node=facts.node,
         number=batch.number,
         num_dropped=batch.num_dropped,
+        is_late=is_late,
         records=tuple(msgspec.Raw(record) for record in batch.records),
     )
     return encode(raw)

@@ -65,7 +65,9 @@ class Replay(threading.Thread):
             except SpoolError:
                 # In use by a live process, or not readable; neither is ours to settle.
                 continue
-            self._stream = Stream(spool, facts, server=self._server, token=self._token, notices=self._notices)
+            self._stream = Stream(
+                spool, facts, server=self._server, token=self._token, notices=self._notices, is_late=True
+            )
             summary = deliver(spool, self._stream, facts)
             is_complete = is_complete and summary.spool_path is None
         return is_complete
@@ -95,7 +97,7 @@ def sync(
             except SpoolError as error:
                 yield facts, str(error)
                 continue
-            stream = Stream(spool, facts, server=target, token=token, notices=Notices())
+            stream = Stream(spool, facts, server=target, token=token, notices=Notices(), is_late=True)
             yield facts, deliver(spool, stream, facts)
 
 

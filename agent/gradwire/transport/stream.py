@@ -37,12 +37,23 @@ class Stream(threading.Thread):
     """Delivers one spool; `wake`, `drain` and `stop` may be called from any thread."""
 
     def __init__(
-        self, spool: Spool, facts: StreamFacts, *, server: str, token: str | None, notices: Notices
+        self,
+        spool: Spool,
+        facts: StreamFacts,
+        *,
+        server: str,
+        token: str | None,
+        notices: Notices,
+        is_late: bool = False,
     ) -> None:
-        """Take a spool that stays open for as long as the stream runs, and a URL as `clean_server` returns it."""
+        """Take a spool that stays open for as long as the stream runs, and a URL as `clean_server` returns it.
+
+        `is_late` says that the process that filled the spool is gone.
+        """
         super().__init__(name="gradwire-stream", daemon=True)
         self._spool = spool
         self._facts = facts
+        self._is_late = is_late
         self._link = ServerLink(server, token)
         self._notices = notices
         self._condition = threading.Condition()
@@ -131,7 +142,7 @@ class Stream(threading.Thread):
             answer = self._link.send(
                 "POST",
                 routes.BATCHES,
-                body=encode_batch(self._facts, batch),
+                body=encode_batch(self._facts, batch, is_late=self._is_late),
                 timeout_seconds=self._request_seconds(),
             )
         except UnreachableError as error:

@@ -65,7 +65,8 @@ def move_cursor(connection: Connection, batch: Batch, *, last_step: int, now: fl
     """Note that everything up to this batch is stored, and when the server heard of stream and run."""
     progress = {"new_cursor": batch.number, "new_dropped": batch.num_dropped, "new_step": last_step, "now": now}
     connection.execute(_MOVE, {**_key(batch), **progress})
-    connection.execute(_SEE, {"of_run": batch.run, "of_attempt": batch.attempt, "now": now})
+    if not batch.is_late:
+        connection.execute(_SEE, {"of_run": batch.run, "of_attempt": batch.attempt, "now": now})
 
 
 def begin_stream(connection: Connection, batch: Batch, now: float) -> None:
@@ -108,7 +109,9 @@ def _ensure_run(connection: Connection, batch: Batch, first: AttemptStarted, now
     known = connection.execute(select(runs.c.id).where(runs.c.id == batch.run).with_for_update()).first()
     if known is None:
         row = {"id": batch.run, "project": first.project, "name": first.run_name}
-        connection.execute(insert(runs).values({**row, "created_at": now, "last_seen_at": now}))
+        # Of a run that is heard of after its death nothing is known but when it said that it began.
+        seen_at = min(first.at, now) if batch.is_late else now
+        connection.execute(insert(runs).values({**row, "created_at": now, "last_seen_at": seen_at}))
 
 
 def _ensure_attempt(connection: Connection, batch: Batch, first: AttemptStarted, now: float) -> None:
