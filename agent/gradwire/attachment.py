@@ -33,12 +33,14 @@ def attach(
     spool: str | Path | None = None,
     state: Mapping[str, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    check_share: float | None = None,
 ) -> Session:
     """Attach to a DDP model on every rank, before its first backward pass or between steps.
 
     Everything has a default and most have an environment variable (`GRADWIRE_SERVER`, `GRADWIRE_TOKEN`,
-    `GRADWIRE_RUN`, `GRADWIRE_RUN_ID`, `GRADWIRE_PROJECT`, `GRADWIRE_PLAN`, `GRADWIRE_SPOOL`); an explicit argument
-    wins. Without a server the agent still measures, guards and compresses, and keeps its data in the spool.
+    `GRADWIRE_RUN`, `GRADWIRE_RUN_ID`, `GRADWIRE_PROJECT`, `GRADWIRE_PLAN`, `GRADWIRE_SPOOL`,
+    `GRADWIRE_CHECK_SHARE`); an explicit argument wins. Without a server the agent still measures, guards and
+    compresses, and keeps its data in the spool.
 
     Args:
         model: Wrapped model without a communication hook of its own.
@@ -58,6 +60,8 @@ def attach(
         state: This rank's `session.state_dict()` of an earlier attempt, so that the run goes on as if it had never
             stopped, under the plan that was in use. All ranks pass theirs, or none does.
         scaler: Of the training loop, if it scales its loss: what a codec still owes follows the scale.
+        check_share: Part of the time compressed, 0 to 0.5, that may be trained uncompressed now and then to see
+            what compression saves; default 0.005, 0 for never.
 
     Raises:
         SettingError: An argument or variable is not acceptable.

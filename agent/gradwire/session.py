@@ -110,6 +110,7 @@ class Session:
                 samples=int(samples),
                 tokens=int(tokens),
                 syncs=syncs,
+                is_check=steering.is_check,
             )
             self._step_started_at = time.time()
             self._recorder.add(trace)

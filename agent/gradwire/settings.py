@@ -27,7 +27,11 @@ ENVIRONMENT = {
     "link_bytes_per_second": "GRADWIRE_LINK_BYTES_PER_SECOND",
     "link_note": "GRADWIRE_LINK_NOTE",
     "link_test": "GRADWIRE_LINKTEST",
+    "check_share": "GRADWIRE_CHECK_SHARE",
 }
+
+# Part of the time compressed that all check windows together may take.
+DEFAULT_CHECK_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Settings:
     state: Mapping[str, Any] | None
     # What the loss is multiplied by; None if it is not.
     loss_scale: Callable[[], float] | None
+    # Share of the time that check windows may take, 0 for none.
+    check_share: float
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -86,6 +92,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             better=_better(arguments.get("better") or {}),
             state=state,
             loss_scale=_loss_scale(arguments.get("scaler")),
+            check_share=_share(values["check_share"], "check_share", DEFAULT_CHECK_SHARE),
         )
     except ProtocolError as error:
         raise SettingError(f"{error.field}: {error}") from error
@@ -128,6 +135,18 @@ def _positive(value: Any, name: str) -> float | None:
     if not 0 < number < float("inf"):
         raise SettingError(f"{name} ({ENVIRONMENT[name]}) is {value!r}; wanted: a positive number")
     return number
+
+
+def _share(value: Any, name: str, default: float) -> float:
+    if value in (None, ""):
+        return default
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 0.5:
+        raise SettingError(f"{name} ({ENVIRONMENT[name]}) is {value!r}; wanted: a number from 0 to 0.5")
+    return share
 
 
 def _count(value: Any, name: str) -> int | None:

@@ -22,10 +22,12 @@ from gradwire.session import Session
 from gradwire.settings import Settings
 from gradwire.showing import plan_page
 from gradwire.steering.ballot import Ballot
+from gradwire.steering.checks import Checks
+from gradwire.steering.member import Member
 from gradwire.steering.pulse import Pulse
 from gradwire.steering.replicas import Replicas
 from gradwire.steering.side import Side
-from gradwire.steering.steering import Member, Steering
+from gradwire.steering.steering import Steering
 from gradwire.timing.clock import Clock, clock_for
 from gradwire.timing.phases import Phases, install
 from gradwire.timing.recorder import Recorder
@@ -64,6 +66,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         pulse=Pulse(side) if side is not None else None,
         ballot=Ballot(side, membership.host) if side is not None else None,
         replicas=Replicas(_replicated(model), side),
+        checks=Checks(settings.check_share),
         start_step=settings.start_step,
         on_result=outlet.on_result,
         on_event=outlet.on_event,

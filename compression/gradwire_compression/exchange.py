@@ -11,16 +11,17 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from gradwire_compression.buckets import BucketBook, BucketShape, BucketView, one_for_each_dtype
-from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.collectives.lane import Lane, lane_for
 from gradwire_compression.costs import Links
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.findings import Findings
 from gradwire_compression.flush import Flush
+from gradwire_compression.hold import Hold
 from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
+from gradwire_compression.plain import average_plainly
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, SwitchReport
 from gradwire_compression.pricing import Pricing, measure_links
@@ -87,7 +88,7 @@ class Exchange:
         self.world_size = self._ranks.world_size
         self._lane: Lane | None = None
         self._findings = Findings(self._observer)
-        self._is_closed, self._num_syncs = False, 0
+        self._is_closed, self._num_syncs, self._hold = False, 0, Hold()
         self._flush: Flush | None = None
         self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
         # Takes the first step after a state was loaded.
@@ -104,6 +105,18 @@ class Exchange:
     def is_settling(self) -> bool:
         """Whether residuals of an earlier plan are still being added to the gradients."""
         return self._flush is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this step is averaged exactly though the plan has a codec, because of `hold`."""
+        return self._hold.covers(self._num_syncs)
+
+    def hold(self, num_steps: int) -> None:
+        """Average exactly in this and the next steps, `num_steps` in all; then the codec goes on where it was.
+
+        Call it as `switch`, which ends the hold. Residuals are neither added nor dropped.
+        """
+        self._hold.begin(self._num_syncs, num_steps)
 
     @property
     def num_syncs(self) -> int:
@@ -296,8 +309,8 @@ class Exchange:
         """Return who averages the bucket on the Lane, None if it is averaged exactly."""
         if not self._active.is_built(shape):
             self._rebuild(shape, buffer)
-        is_warming_up = self._num_syncs <= self.plan.warmup_steps
-        return None if is_warming_up else self._active.buckets.get(shape.index)
+        is_exact = self.is_held or self._num_syncs <= self.plan.warmup_steps
+        return None if is_exact else self._active.buckets.get(shape.index)
 
     def _rebuild(self, shape: BucketShape, buffer: Tensor) -> None:
         """Allocate for a bucket that is new or holds other parameters than before; residuals follow their names."""
@@ -312,44 +325,32 @@ class Exchange:
             self._flush_exact(is_partial=True)
 
     def _start_exact(self, view: BucketView, shape: BucketShape, ready: float) -> Future[Tensor]:
-        buffer = view.buffer
-        flush = self._flush if self._flush is not None and self._flush.touches(shape.slots) else None
-        # What is flushed is added in float32, whatever the bucket's dtype.
-        summed = buffer if flush is None else buffer.to(torch.float32)
-        if flush is not None:
-            flush.add(summed, shape.slots)
-        work = start_exact(summed, self._group, self.world_size, shape.slots, view.kept)
-        wire_bytes = exact_wire_bytes(summed.numel() * summed.element_size(), self.world_size)
-        timing = self._timing(view, ready, wire_bytes)
-
-        def finish(future: Future[list[Tensor]]) -> Tensor:
-            result = future.value()[0]
-            if flush is not None:
-                flush.settle(result, shape.slots)
-                result = buffer.copy_(result)
-            self._observer.bucket_done(replace(timing, done=self._clock(), num_buckets=self._book.num_buckets))
-            return result
-
-        return work.get_future().then(finish)
+        finish = self._finishing(view, ready)
+        return average_plainly(view, shape.slots, self._flush, self._group, self.world_size, finish)
 
     def _start_lossy(self, view: BucketView, bucket: LossyBucket, ready: float) -> Future[Tensor]:
         assert self._lane is not None
-        flush, buffer, timing = self._flush, view.buffer, self._timing(view, ready, 0)
+        flush, buffer, finish = self._flush, view.buffer, self._finishing(view, ready)
 
         def job() -> Tensor:
             trace = Trace(self._clock)
             outcome = bucket.average(buffer, flush, trace)
-            done = self._clock()
+            finish(outcome.wire_bytes, trace.intervals)
             self._findings.add(outcome)
-            spent = replace(timing, codec=tuple(trace.intervals), wire_bytes=outcome.wire_bytes)
-            self._observer.bucket_done(replace(spent, done=done, num_buckets=self._book.num_buckets))
             return buffer
 
         return self._lane.submit(job, f"{self.plan.codec}: averaging bucket {view.index}")
 
-    def _timing(self, view: BucketView, ready: float, wire_bytes: int) -> BucketTiming:
-        num_bytes = view.buffer.numel() * view.buffer.element_size()
-        return BucketTiming(self._num_syncs, view.index, 0, ready, ready, (), num_bytes, wire_bytes)
+    def _finishing(self, view: BucketView, ready: float) -> Callable[..., None]:
+        """Return what tells the observer that the bucket of this step is averaged."""
+        step, num_bytes = self._num_syncs, view.buffer.numel() * view.buffer.element_size()
+
+        def finish(wire_bytes: int, codec: Sequence[tuple[float, float, str]] = ()) -> None:
+            done, num_buckets = self._clock(), self._book.num_buckets
+            timing = (step, view.index, num_buckets, ready, done, tuple(codec), num_bytes, wire_bytes)
+            self._observer.bucket_done(BucketTiming(*timing))
+
+        return finish
 
     def _take_residuals(self) -> dict[str, Tensor]:
         """Give up every residual, whether with a bucket, waiting for one or in a flush, and return them by name."""
@@ -357,6 +358,7 @@ class Exchange:
         held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
         self._active.drop()
         self._waiting, self._flush = Waiting(), None
+        self._hold.end()
         return held
 
     def _move_out(self, first_index: int) -> None:

@@ -202,6 +202,8 @@ class StepWindow(Struct, kw_only=True, tag="window"):
     codec: str
     # The first steps after a switch and flush steps; verdicts leave them out.
     is_settling: bool = False
+    # Uncompressed for a moment while the plan of this epoch has a codec, to compare with.
+    is_check: bool = False
     started_at: float = 0.0  # agent's wall clock, Unix seconds
     wall_seconds: float = 0.0
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)

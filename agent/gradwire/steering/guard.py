@@ -13,13 +13,21 @@ class Guard:
 
     Args:
         is_armed: Says whether there is anything to roll back from.
+        ignores: Says whether a step is uncompressed for a moment, so that it tells nothing of the codec.
         on_breach: Called once per breach with the sentence that says why.
 
     Thread-safe: losses come from the recorder's thread, gradients from the exchange's.
     """
 
-    def __init__(self, *, is_armed: Callable[[], bool], on_breach: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        is_armed: Callable[[], bool],
+        ignores: Callable[[int], bool] = lambda step: False,
+        on_breach: Callable[[str], None],
+    ) -> None:
         self._is_armed = is_armed
+        self._ignores = ignores
         self._on_breach = on_breach
         self._lock = threading.Lock()
         self._counts = {"loss": 0, "averaged gradient": 0}
@@ -38,6 +46,8 @@ class Guard:
             self._counts = dict.fromkeys(self._counts, 0)
 
     def _observe(self, what: str, step: int, is_finite: bool) -> None:
+        if self._ignores(step):
+            return
         with self._lock:
             self._counts[what] = 0 if is_finite else self._counts[what] + 1
             is_breach = self._counts[what] == NONFINITE_STEPS and self._is_armed()

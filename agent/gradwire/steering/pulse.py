@@ -20,7 +20,7 @@ MAX_BUCKETS = 256
 # Why a rank asks everybody to go back to uncompressed; the largest wins.
 NO_ROLLBACK, LOCAL_ROLLBACK, GUARD_ROLLBACK = 0, 1, 2
 
-_NUM_FACTS = 21
+_NUM_FACTS = 22
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Facts:
     durations: Sequence[float] = ()
     # Of the parameters last read, below 2**48; None for unknown.
     checksum: int | None = None
+    # Exchanges of a check window that should begin, 0 for none; only rank 0 says so.
+    check_exchanges: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Agreement:
     least_durations: tuple[float, ...] | None
     # Whether all ranks read the same parameters; None if some rank does not know yet.
     has_equal_replicas: bool | None
+    check_exchanges: int = 0
 
 
 def encode(facts: Facts) -> Tensor:
@@ -85,6 +88,7 @@ def encode(facts: Facts) -> Tensor:
         *_both(len(durations)),
         *_both(facts.checksum or 0),
         int(facts.checksum is not None),
+        -facts.check_exchanges,
     ]
     entries = [float(value) for value in head]
     entries += [math.inf] * (_NUM_FACTS - len(entries))
@@ -113,6 +117,7 @@ def decode(entries: Tensor) -> Agreement:
         durations_sync=int(durations_sync) if durations_sync is not None else 0,
         least_durations=least,
         has_equal_replicas=_equal(values, 18) is not None if values[20] == 1 else None,
+        check_exchanges=int(-values[21]),
     )
 
 

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradwire_compression import BucketTiming, Exchange, Plan, PlanMismatchError
@@ -21,28 +20,18 @@ from msgspec.structs import asdict
 from gradwire.showing import Spared
 from gradwire.steering.ballot import Ballot, fits, try_preparing
 from gradwire.steering.cadence import Cadence
+from gradwire.steering.checks import SETTLING_STEPS, Checks
 from gradwire.steering.guard import Guard
+from gradwire.steering.member import Member
 from gradwire.steering.pulse import GUARD_ROLLBACK, LOCAL_ROLLBACK, NO_ROLLBACK, Agreement, Facts, Pulse
 from gradwire.steering.replicas import Replicas
 from gradwire.timing.clock import Clock
 from gradwire.timing.phases import Phases
 from gradwire.timing.recorder import Recorder
-from gradwire.timing.sums import own_durations
+from gradwire.timing.sums import bytes_saved_ratio, own_durations
 from gradwire.timing.trace import BucketStamps, SyncTrace
 
 log = logging.getLogger("gradwire")
-
-# The first steps after a switch pay for caches and buffers and are kept out of comparisons.
-SETTLING_STEPS = 2
-
-
-@dataclass(frozen=True)
-class Member:
-    """Who this process is among the ranks of the model."""
-
-    rank: int
-    world_size: int
-    host: str
 
 
 class Steering:
@@ -65,6 +54,7 @@ class Steering:
         pulse: Pulse | None,
         ballot: Ballot | None,
         replicas: Replicas,
+        checks: Checks,
         start_step: int,
         on_result: Callable[[Result, bool], None],
         on_event: Callable[[Event], None],
@@ -75,7 +65,7 @@ class Steering:
         self._recorder = recorder
         self._pulse = pulse
         self._ballot = ballot
-        self._replicas, self._spared = replicas, Spared()
+        self._replicas, self._spared, self._checks = replicas, Spared(), checks
         self._on_result = on_result
         self._on_event = on_event
         self._lock = threading.Lock()
@@ -92,10 +82,10 @@ class Steering:
         self._is_stopped = False
         # A directive made before an unasked rollback must not undo it.
         self._unasked_rollback_epoch = 0
-        self.guard = Guard(is_armed=self._is_compressing, on_breach=self._on_breach)
+        self.guard = Guard(is_armed=self._is_compressing, ignores=checks.covers, on_breach=self._on_breach)
         self.exchange: Exchange | None = None
         self.epoch = 0
-        self.since_step = start_step + 1
+        self._start_step, self.since_step = start_step, start_step + 1
         # The step in progress; `session.step` counts it up.
         self.step = start_step + 1
         self.agent_seconds = 0.0
@@ -112,14 +102,20 @@ class Steering:
         """The codec that the exchange in progress really uses."""
         exchange = self._exchange()
         is_warm = exchange.num_syncs > exchange.plan.warmup_steps
-        return exchange.plan.codec if is_warm else "none"
+        return exchange.plan.codec if is_warm and not exchange.is_held else "none"
+
+    @property
+    def is_check(self) -> bool:
+        """True for the steps of a check window."""
+        return self._checks.is_on
 
     @property
     def is_settling(self) -> bool:
         """True for steps that comparisons leave out."""
         exchange = self._exchange()
         is_newly_warm = 0 < self._num_syncs - exchange.plan.warmup_steps <= SETTLING_STEPS
-        return self.step < self.since_step + SETTLING_STEPS or is_newly_warm or exchange.is_settling
+        is_new = self.step < self.since_step + SETTLING_STEPS or self._checks.is_settling(self.step)
+        return is_new or is_newly_warm or exchange.is_settling
 
     def offer(self, directive: Directive) -> None:
         """Take a directive from the server; rank 0 only, any thread."""
@@ -188,6 +184,7 @@ class Steering:
             agreement = self._await_pulse(self._pulse)
             if agreement is not None:
                 self._act(agreement)
+        self._checks.tick(self._exchange(), began, self.step, self.codec)
         self.agent_seconds += time.perf_counter() - began
 
     def end_sync(self) -> None:
@@ -246,6 +243,8 @@ class Steering:
             self._roll_back(agreement)
         elif agreement.newest_revision > self._seen_revision:
             self._vote()
+        elif agreement.check_exchanges:
+            self._checks.begin(self._exchange(), agreement.check_exchanges)
 
     def _vote(self) -> None:
         assert self._ballot is not None, "a pulse without a ballot"
@@ -325,7 +324,11 @@ class Steering:
         durations: list[float] = []
         if previous is not None and all(self._clock.is_ready(bucket.done) for bucket in previous.buckets):
             durations = own_durations(previous, self._clock)
-        is_leader = self._member.rank == 0
+        is_leader, check_exchanges = self._member.rank == 0, 0
+        if is_leader and previous is not None:
+            syncs_per_step = self._num_syncs / max(1, self.step - self._start_step)
+            ratio = bytes_saved_ratio(previous, self._member.world_size)
+            check_exchanges = self._checks.wanted(exchange, ratio, syncs_per_step)
         with self._lock:
             newest, rollback = self._newest, self._rollback
         return Facts(
@@ -342,6 +345,7 @@ class Steering:
             durations_sync=previous.number if previous is not None else 0,
             durations=durations,
             checksum=self._replicas.checksum(self.step, is_training=not self._phases.is_shadow),
+            check_exchanges=check_exchanges,
         )
 
     def _switched(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_protocol.records import PhaseSeconds, RankSums, StepWindow
 
 from gradwire.timing.clock import Clock
@@ -33,6 +34,13 @@ def own_durations(sync: SyncTrace, clock: Clock) -> list[float]:
     return own_seconds(bucket_traces(sync, clock))
 
 
+def bytes_saved_ratio(sync: SyncTrace, world_size: int) -> float:
+    """Return the bytes that an exact exchange of the same buckets sends over those that this rank sent."""
+    sent = sum(bucket.wire_bytes for bucket in sync.buckets)
+    exact = sum(exact_wire_bytes(bucket.logical_bytes, world_size) for bucket in sync.buckets)
+    return exact / sent if sent else 1.0
+
+
 @dataclass
 class _Split:
     """Exposed transfer and wait of the steps that were compared across ranks."""
@@ -43,7 +51,7 @@ class _Split:
 
 
 class WindowSums:
-    """The sums of one rank over consecutive steps of one kind (epoch, codec, settling or not)."""
+    """The sums of one rank over consecutive steps of one kind (epoch, codec, settling or not, check or not)."""
 
     def __init__(self, first: StepTrace, rank: int, unknown_reason: str = "") -> None:
         self.kind = kind_of(first)
@@ -59,6 +67,7 @@ class WindowSums:
             epoch=first.epoch,
             codec=first.codec,
             is_settling=first.is_settling,
+            is_check=first.is_check,
             started_at=first.started_at,
             step_seconds_min=float("inf"),
         )
@@ -129,9 +138,9 @@ class WindowSums:
         return window
 
 
-def kind_of(trace: StepTrace) -> tuple[int, str, bool]:
+def kind_of(trace: StepTrace) -> tuple[int, str, bool, bool]:
     """Return what all steps of a window have in common."""
-    return trace.epoch, trace.codec, trace.is_settling
+    return trace.epoch, trace.codec, trace.is_settling, trace.is_check
 
 
 def _phase_seconds(trace: StepTrace, clock: Clock) -> tuple[dict[str, float], float]:

@@ -45,6 +45,8 @@ class StepTrace:
     samples: int
     tokens: int
     syncs: list[SyncTrace]
+    # Whether it belongs to a check window.
+    is_check: bool = False
 
     def last_sync(self) -> int:
         """Return the number of the step's last exchange, 0 if it had none."""

@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 3.0
 # More steps than this waiting for a rank's loss are sent with the parts that are there.
 _MAX_WAITING_STEPS = 10_000
 
-_Key = tuple[int, int, int, str, bool]
+_Key = tuple[int, int, int, str, bool, bool]
 
 
 class _Waiting(Struct):
@@ -38,7 +38,8 @@ class WindowMerger:
 
     def add(self, rank: int, window: StepWindow, now: float) -> list[StepWindow]:
         """Take a rank's window and return the node's windows that are complete with it, mostly none or one."""
-        key = (window.first_step, window.last_step, window.epoch, window.codec, window.is_settling)
+        kind = (window.epoch, window.codec, window.is_settling, window.is_check)
+        key = (window.first_step, window.last_step, *kind)
         waiting = self._waiting.get(key)
         early = []
         if waiting is not None and rank in waiting.windows:
@@ -158,6 +159,7 @@ def merge_windows(windows: Sequence[StepWindow]) -> StepWindow:
         epoch=first.epoch,
         codec=first.codec,
         is_settling=first.is_settling,
+        is_check=first.is_check,
         started_at=min(window.started_at for window in windows),
         wall_seconds=max(window.wall_seconds for window in windows),
         seconds=_add_seconds([window.seconds for window in windows]),
