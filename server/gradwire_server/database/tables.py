@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -149,8 +150,19 @@ step_windows = Table(
     Column("samples", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("ranks", JSON),
+    Column("is_check", Boolean, nullable=False, server_default=false()),
     # The node stands in the index so that the rollup finds its row without reading the other nodes' rows.
     Index(None, "run", "model", "level", "first_step", "node"),
+    # Check windows are few and asked for on every page.
+    Index(
+        "ix_step_windows_check",
+        "run",
+        "model",
+        "level",
+        "first_step",
+        sqlite_where=text("is_check = 1"),
+        postgresql_where=text("is_check"),
+    ),
 )
 
 points = Table(

@@ -57,8 +57,13 @@ def add_switches(figure: go.Figure, theme: Theme, say: Say, stretches: Sequence[
     figure.update_layout(annotations=[*figure.layout.annotations, *annotations])
 
 
-def add_verticals(figure: go.Figure, steps: Sequence[int], *, color: str, dash: str) -> None:
-    """Draw a hairline from bottom to top at each of the steps."""
+def add_checks(figure: go.Figure, theme: Theme, steps: Sequence[int]) -> None:
+    """Tick the steps at which uncompressed checks began: they explain a dent and are no change."""
+    add_verticals(figure, steps[-MAX_MARKERS:], color=PALETTES[theme].neutral, dash="solid", height=0.03)
+
+
+def add_verticals(figure: go.Figure, steps: Sequence[int], *, color: str, dash: str, height: float = 1) -> None:
+    """Draw a hairline at each of the steps, from the bottom up to a part of the figure's height."""
     shapes = [
         {
             "type": "line",
@@ -66,7 +71,7 @@ def add_verticals(figure: go.Figure, steps: Sequence[int], *, color: str, dash: 
             "x1": step,
             "yref": "paper",
             "y0": 0,
-            "y1": 1,
+            "y1": height,
             "line": {"width": 1, "color": color, "dash": dash},
         }
         for step in steps
@@ -76,7 +81,11 @@ def add_verticals(figure: go.Figure, steps: Sequence[int], *, color: str, dash: 
 
 
 def switches(stretches: Sequence[Stretch]) -> list[tuple[int, str]]:
-    """Return step and codec of every change of codec, ascending by step; the first codec is not a change."""
-    ordered = sorted(stretches, key=lambda stretch: stretch.sums.first_step)
+    """Return step and codec of every change of codec, ascending by step; the first codec is not a change.
+
+    A check window is none: the codec goes on after it.
+    """
+    lasting = [stretch for stretch in stretches if not stretch.is_check]
+    ordered = sorted(lasting, key=lambda stretch: stretch.sums.first_step)
     changes = [(stretch.sums.first_step, stretch.codec) for stretch in ordered]
     return [after for before, after in pairwise(changes) if before[1] != after[1]]

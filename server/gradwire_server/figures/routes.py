@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from gradwire_server.access.actors import reader
 from gradwire_server.answers import json_answer
 from gradwire_server.errors import NotFoundError
-from gradwire_server.figures.drawing import Say
+from gradwire_server.figures.drawing import MAX_MARKERS, Say, add_checks
 from gradwire_server.figures.metric import metric
 from gradwire_server.figures.steps import breakdown, bytes_sent, throughput
 from gradwire_server.figures.themes import Theme
@@ -21,6 +21,7 @@ from gradwire_server.pages.rendering import wording_of
 from gradwire_server.quality.reading import LOSS, baseline_of
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.schema import describe
+from gradwire_server.series.checks import check_steps
 from gradwire_server.series.points import PointBucket, point_buckets
 from gradwire_server.series.windows import Stretch, stretches, window_buckets
 from gradwire_server.services import services_of
@@ -55,6 +56,7 @@ def get_figure(
         if source is None:
             raise NotFoundError(f"run {run[:60]!r} or its model does not exist", field="run")
         drawn = draw(connection, source, figure, theme, say, first_step=first_step, last_step=last_step)
+        add_checks(drawn, theme, check_steps(connection, source.id, source.name, limit=MAX_MARKERS))
     return json_answer(drawn.to_plotly_json())
 
 

@@ -26,6 +26,7 @@ def window_row(batch: Batch, window: StepWindow, now: float) -> Row:
         "epoch": window.epoch,
         "codec": window.codec,
         "is_settling": window.is_settling,
+        "is_check": window.is_check,
         "started_at": window.started_at,
         "received_at": now,
         "wall_seconds": window.wall_seconds,

@@ -9,11 +9,12 @@ from sqlalchemy import Connection
 
 from gradwire_server.runs.sources import RunSource
 from gradwire_server.runs.views import VerdictView
+from gradwire_server.series.checks import Check, checks
 from gradwire_server.series.sums import StepSums, merge
 from gradwire_server.series.windows import Stretch, blocks, stretches
 from gradwire_server.verdict.formula import wire_ratio
 from gradwire_server.verdict.intervals import MAX_BLOCKS, MIN_BLOCKS
-from gradwire_server.verdict.paying import paying_off
+from gradwire_server.verdict.paying import MIN_CHECKS, paying_off
 from gradwire_server.verdict.worth import Suggestion, worth_it
 
 # A verdict rests on the newest steps: older ones tell of other data and another network, and cost reading time.
@@ -38,11 +39,28 @@ class Evidence:
     uncompressed: tuple[StepSums, ...]
     # With the codec in use, or with the last one that was.
     compressed: tuple[StepSums, ...]
+    # Check windows of the codec in use, or of the last one that was, oldest first; and its epoch.
+    checks: tuple[Check, ...] = ()
+    checks_epoch: int = -1
 
     @property
     def compressed_total(self) -> StepSums | None:
         """All compressed steps, settling ones included."""
         return merge(stretch.sums for stretch in self.stretches if stretch.codec != "none")
+
+    @property
+    def checked_total(self) -> StepSums | None:
+        """Those of the epoch that the check windows tell of, the steps of the windows included."""
+        return merge(
+            stretch.sums
+            for stretch in self.stretches
+            if stretch.epoch == self.checks_epoch and (stretch.codec != "none" or stretch.is_check)
+        )
+
+    @property
+    def unchecked_total(self) -> StepSums | None:
+        """The compressed steps of all other epochs."""
+        return merge(s.sums for s in self.stretches if s.codec != "none" and s.epoch != self.checks_epoch)
 
     @property
     def unknown_reason(self) -> str:
@@ -60,7 +78,7 @@ def gather(connection: Connection, source: RunSource) -> Evidence:
     known = tuple(stretches(connection, source.id, source.name, attempt=source.attempt_id))
     present = _present(known, source.model["epoch"])
     is_compressed = (present.codec if present else source.plan.codec) != "none"
-    settled = [stretch for stretch in known if not stretch.is_settling]
+    settled = [stretch for stretch in known if not stretch.is_settling and not stretch.is_check]
     exact = _best(stretch for stretch in settled if stretch.codec == "none")
     lossy = _best(
         stretch
@@ -76,19 +94,34 @@ def gather(connection: Connection, source: RunSource) -> Evidence:
             blocks(connection, source.id, source.name, stretch, first_step=first_step, num_blocks=MAX_BLOCKS)
         )
 
+    uncompressed, found = read(exact, MAX_VERDICT_STEPS), _checks(connection, source, known, lossy)
+    if len(uncompressed) < MIN_BLOCKS <= len(found):
+        # A run that was compressed from its start shows in its check windows what it would be without.
+        uncompressed = tuple(check.exact for check in found)
     return Evidence(
         stretches=known,
         is_compressed=is_compressed,
         newest=read(present, _num_newest_steps(present) if present else 0),
-        uncompressed=read(exact, MAX_VERDICT_STEPS),
+        uncompressed=uncompressed,
         compressed=read(lossy, MAX_VERDICT_STEPS),
+        checks=found if len(found) >= MIN_CHECKS else (),
+        checks_epoch=lossy.epoch if lossy is not None and len(found) >= MIN_CHECKS else -1,
     )
+
+
+def _checks(
+    connection: Connection, source: RunSource, known: Sequence[Stretch], lossy: Stretch | None
+) -> tuple[Check, ...]:
+    if lossy is None:
+        return ()
+    start = min(s.sums.first_step for s in known if s.epoch == lossy.epoch and s.codec == lossy.codec)
+    return tuple(checks(connection, source.id, source.name, lossy, start))
 
 
 def _present(known: Sequence[Stretch], epoch: int) -> Stretch | None:
     """Return the newest stretch since the last switch, settled if there is one; None when none has arrived yet."""
     newest = max((stretch.epoch for stretch in known), default=-1)
-    since = [stretch for stretch in known if stretch.epoch == newest >= epoch]
+    since = [stretch for stretch in known if stretch.epoch == newest >= epoch and not stretch.is_check]
     return max(since, key=lambda stretch: (not stretch.is_settling, stretch.sums.last_step), default=None)
 
 
@@ -109,7 +142,9 @@ def _num_newest_steps(stretch: Stretch) -> int:
 def judge(source: RunSource, evidence: Evidence) -> VerdictView:
     """Return the verdict: is it paying off while compressed, is it worth it otherwise."""
     if evidence.is_compressed and source.attempt["world_size"] > 1:
-        return paying_off(evidence.compressed, evidence.uncompressed, codec=source.plan.codec)
+        return paying_off(
+            evidence.compressed, evidence.uncompressed, codec=source.plan.codec, checks=evidence.checks
+        )
     return worth_it(
         evidence.uncompressed,
         world_size=source.attempt["world_size"],

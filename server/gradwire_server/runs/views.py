@@ -49,6 +49,8 @@ class VerdictView(Struct, frozen=True, kw_only=True):
     codec: str = ""
     speedup: Measure = Measure()
     num_uncompressed_steps: int = 0
+    # Check windows that the speed was measured in; 0 where it was by steps before the switch.
+    num_checks: int = 0
     # Speed-up to expect of `suggested_codec`, from the share and the wire ratio; of `worth_it`.
     suggested_codec: str = "int8"
     expected_speedup: float | None = None
@@ -118,6 +120,8 @@ class SavingView(Struct, frozen=True, kw_only=True):
     """GPU-hours (process-hours on CPU): measured so far, to come, and what could be had."""
 
     saved_hours: Measure = Measure()
+    # Check windows that it rests on; 0 where it rests on steps before the switch.
+    num_checks: int = 0
     will_save_hours: Measure = Measure()
     could_save_hours: Measure = Measure()
 

@@ -1,8 +1,8 @@
 """Rollups of step windows, written as data arrives.
 
 Level 1 holds the sums of an aligned range of `LEVEL_1_STEPS` steps, level 2 those of a whole stretch. Only windows
-of the same attempt, node, epoch, codec and settling merge, and only where the split of communication is known for
-both or for neither: no unknown part ever hides in a sum, and what is unknown can be counted.
+of the same attempt, node, epoch, codec, settling and check merge, and only where the split of communication is
+known for both or for neither: no unknown part ever hides in a sum, and what is unknown can be counted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ SUMS = (
 )
 MINIMA = ("first_step", "started_at", "step_seconds_min")
 MAXIMA = ("last_step", "received_at", "step_seconds_max")
-KEY = ("run", "attempt", "model", "node", "epoch", "codec", "is_settling")
+KEY = ("run", "attempt", "model", "node", "epoch", "codec", "is_settling", "is_check")
 
 Row = Mapping[str, Any]
 

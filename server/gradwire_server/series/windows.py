@@ -15,12 +15,13 @@ from gradwire_server.series.sums import StepSums
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
-    """Totals of all steps of one attempt with the same epoch, codec and settling, over all nodes."""
+    """Totals of all steps of one attempt with the same epoch, codec, settling and check, over all nodes."""
 
     attempt: str
     epoch: int
     codec: str
     is_settling: bool
+    is_check: bool = False
     num_windows: int
     unknown_reason: str
     received_at: float
@@ -40,7 +41,7 @@ def stretches(connection: Connection, run: str, model: str, *, attempt: str | No
     Cost: reads one row per switch and node.
     """
     columns = step_windows.c
-    keys = (columns.attempt, columns.epoch, columns.codec, columns.is_settling)
+    keys = (columns.attempt, columns.epoch, columns.codec, columns.is_settling, columns.is_check)
     statement = (
         select(
             *keys,
@@ -48,7 +49,7 @@ def stretches(connection: Connection, run: str, model: str, *, attempt: str | No
             func.max(columns.unknown_reason).label("unknown_reason"),
             func.max(columns.received_at).label("received_at"),
             func.count(columns.node.distinct()).label("num_nodes"),
-            *_SUM_COLUMNS,
+            *SUM_COLUMNS,
         )
         .where(columns.run == run, columns.model == model, columns.level == 2)
         .group_by(*keys)
@@ -74,7 +75,7 @@ def blocks(
         first_step -= first_step % LEVEL_1_STEPS
     block = (columns.first_step - first_step) // width
     statement = (
-        select(*_SUM_COLUMNS)
+        select(*SUM_COLUMNS)
         .where(
             columns.run == run,
             columns.model == model,
@@ -84,11 +85,12 @@ def blocks(
             columns.epoch == stretch.epoch,
             columns.codec == stretch.codec,
             columns.is_settling == stretch.is_settling,
+            columns.is_check == stretch.is_check,
         )
         .group_by(block)
         .order_by(block)
     )
-    return [_sums(row) for row in connection.execute(statement).mappings()]
+    return [sums_of(row) for row in connection.execute(statement).mappings()]
 
 
 def window_buckets(
@@ -125,7 +127,7 @@ def window_buckets(
     level = 1 if width >= LEVEL_1_STEPS else 0
     bucket = columns.first_step // width
     statement = (
-        select(*_SUM_COLUMNS)
+        select(*SUM_COLUMNS)
         .where(
             columns.run == run,
             columns.model == model,
@@ -136,7 +138,7 @@ def window_buckets(
         .group_by(bucket)
         .order_by(bucket)
     )
-    return [_sums(row) for row in connection.execute(statement).mappings()]
+    return [sums_of(row) for row in connection.execute(statement).mappings()]
 
 
 def _ends(connection: Connection, run: str, model: str, legs: Sequence[Leg]) -> tuple[int, int]:
@@ -193,10 +195,12 @@ def _sum_columns() -> list[ColumnElement[Any]]:
     ]
 
 
-_SUM_COLUMNS = _sum_columns()
+# What `sums_of` reads.
+SUM_COLUMNS = _sum_columns()
 
 
-def _sums(row: RowMapping) -> StepSums:
+def sums_of(row: RowMapping) -> StepSums:
+    """Return a row of `SUM_COLUMNS` as sums."""
     # PostgreSQL adds BIGINT up to NUMERIC, which arrives as Decimal.
     counts = ("num_rank_steps", "known_rank_steps", "logical_bytes", "wire_bytes", "samples", "tokens")
     values = {name: row[name] for name in StepSums.__struct_fields__ if name not in ("num_steps", *counts)}
@@ -210,9 +214,10 @@ def _stretch(row: RowMapping) -> Stretch:
         epoch=row["epoch"],
         codec=row["codec"],
         is_settling=bool(row["is_settling"]),
+        is_check=bool(row["is_check"]),
         num_windows=int(row["num_windows"]),
         unknown_reason=row["unknown_reason"],
         received_at=row["received_at"],
         num_nodes=row["num_nodes"],
-        sums=_sums(row),
+        sums=sums_of(row),
     )

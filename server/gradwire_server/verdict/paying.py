@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gradwire_server.runs.views import Measure, VerdictView
+from gradwire_server.series.checks import Check
 from gradwire_server.series.sums import StepSums, merge
 from gradwire_server.verdict import reasons
 from gradwire_server.verdict.formula import steps_to_decide
-from gradwire_server.verdict.intervals import MIN_BLOCKS, Estimate, quotient
+from gradwire_server.verdict.intervals import MIN_BLOCKS, Estimate, quotient, ratio
 from gradwire_server.verdict.measures import (
     as_measure,
     exposed_transfer,
@@ -24,9 +25,17 @@ from gradwire_server.verdict.measures import (
 )
 from gradwire_server.verdict.worth import LINE, MAX_STEPS_TO_DECIDE
 
+# With fewer, Student's t makes the interval wider than the doubt whether steps from before the switch still count.
+MIN_CHECKS = 4
+
 
 def paying_off(
-    compressed: Sequence[StepSums], uncompressed: Sequence[StepSums], *, codec: str, line: float = LINE
+    compressed: Sequence[StepSums],
+    uncompressed: Sequence[StepSums],
+    *,
+    codec: str,
+    line: float = LINE,
+    checks: Sequence[Check] = (),
 ) -> VerdictView:
     """Judge the codec in use by steps of the same attempt.
 
@@ -35,8 +44,11 @@ def paying_off(
         uncompressed: Settled uncompressed steps of the same attempt, in blocks, oldest first.
         codec: Name of the codec in use.
         line: Share from which compression is worth it, for the share that is shown beside.
+        checks: Check windows of the codec; with enough of them, they alone are compared.
     """
     verdict = _about(compressed, uncompressed, codec, line)
+    if (checked := checked_speed(checks)) is not None:
+        return _decide(replace(verdict, num_checks=len(checks)), compressed, checked)
     with_codec = step_seconds(compressed)
     without = step_seconds(uncompressed)
     if without is None or without.num_blocks < MIN_BLOCKS:
@@ -45,7 +57,20 @@ def paying_off(
         )
     if with_codec is None or with_codec.num_blocks < MIN_BLOCKS:
         return _wait(verdict, compressed, reasons.TOO_FEW_STEPS)
-    speed = quotient(without, with_codec)
+    return _decide(verdict, compressed, quotient(without, with_codec))
+
+
+def checked_speed(checks: Sequence[Check]) -> Estimate | None:
+    """Return how many times as fast compressed steps are as the uncompressed ones amid them; None with too few.
+
+    Each window is compared with its own neighbours, so that what changes over hours does not count as error.
+    """
+    if len(checks) < MIN_CHECKS:
+        return None
+    return ratio([check.exact_seconds for check in checks], [check.compressed_seconds for check in checks])
+
+
+def _decide(verdict: VerdictView, compressed: Sequence[StepSums], speed: Estimate) -> VerdictView:
     verdict = replace(verdict, speedup=as_measure(speed, least=0.0))
     if speed.low > 1:
         return replace(verdict, kind="paying_off")

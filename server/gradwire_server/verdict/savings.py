@@ -32,8 +32,39 @@ def saved(total: StepSums | None, compressed: Sequence[StepSums], uncompressed: 
     return _hours(*means, means[0].value - spent, total.num_rank_steps)
 
 
+def saved_by_checks(total: StepSums | None, compressed: StepSums | None, speed: Estimate | None) -> Measure:
+    """Return what the steps of one codec saved, by check windows.
+
+    Args:
+        total: All steps since the codec came into use, settling ones and those of the windows included: what they
+            cost is subtracted.
+        compressed: The settled compressed steps among them, and only they.
+        speed: As `checked_speed` has it.
+    """
+    if total is None or compressed is None or speed is None or not compressed.num_rank_steps:
+        return Measure(reason=reasons.TOO_FEW_STEPS)
+    per_step = compressed.training / compressed.num_rank_steps
+    scale = per_step * total.num_rank_steps / SECONDS_PER_HOUR
+    spent = total.training / SECONDS_PER_HOUR
+    return Measure(
+        value=scale * speed.value - spent, low=scale * speed.low - spent, high=scale * speed.high - spent
+    )
+
+
+def together(first: Measure, second: Measure) -> Measure:
+    """Return the sum of two savings; errors may go the same way, so that widths add up."""
+    if first.value is None or second.value is None:
+        return first if first.value is None else second
+    low = None if first.low is None or second.low is None else first.low + second.low
+    high = None if first.high is None or second.high is None else first.high + second.high
+    return Measure(value=first.value + second.value, low=low, high=high)
+
+
 def will_save(
-    compressed: Sequence[StepSums], uncompressed: Sequence[StepSums], remaining_rank_steps: int | None
+    compressed: Sequence[StepSums],
+    uncompressed: Sequence[StepSums],
+    remaining_rank_steps: int | None,
+    speed: Estimate | None = None,
 ) -> Measure:
     """Return what the codec in use will save in the steps still to do.
 
@@ -41,7 +72,12 @@ def will_save(
         compressed: Settled steps with the codec in use, in blocks.
         uncompressed: Settled uncompressed steps of the same attempt, in blocks.
         remaining_rank_steps: Steps still to do times ranks; None where the total is unknown.
+        speed: By check windows, which then count alone.
     """
+    total = merge(compressed)
+    if speed is not None and total is not None and total.num_rank_steps and remaining_rank_steps is not None:
+        hours = total.training / total.num_rank_steps * remaining_rank_steps / SECONDS_PER_HOUR
+        return Measure(value=hours * (speed.value - 1), low=hours * (speed.low - 1), high=hours * (speed.high - 1))
     means = _means(compressed, uncompressed)
     if isinstance(means, str):
         return Measure(reason=means)

@@ -43,9 +43,17 @@ def _amount(words: Wording, value: float) -> str:
 
 
 def saving_note(words: Wording, view: RunView) -> str:
-    """Return the two smaller saving figures in one line, or why the large one is missing."""
+    """Return what the large figure rests on and the two smaller ones, or why the large one is missing."""
     saving, device = view.saving, view.summary.device
     parts = []
+    if saving.num_checks and saving.saved_hours.value is not None:
+        parts.append(
+            words.say_many(
+                "measured in {count} uncompressed check",
+                "measured in {count} uncompressed checks",
+                saving.num_checks,
+            )
+        )
     if saving.will_save_hours.value is not None:
         parts.append(words.say("will save {hours}", hours=hours(words, saving.will_save_hours, device)))
     if saving.could_save_hours.value is not None:

@@ -146,17 +146,29 @@ def _not_measured(words: Wording, view: VerdictView) -> Verdict:
 def _paying_off(words: Wording, view: VerdictView) -> Verdict:
     speedup = view.speedup
     value = speedup.value or 1.0
+    values = {
+        "codec": words.codec(view.codec),
+        "speedup": words.times(value),
+        "interval": _speedup_interval(words, speedup),
+        "less": words.percent(1 - 1 / value),
+    }
     evidence = words.say_many(
         "{codec} runs at {speedup} the uncompressed speed{interval}, {less} less time, "
         "measured against {count} uncompressed step of this run.",
         "{codec} runs at {speedup} the uncompressed speed{interval}, {less} less time, "
         "measured against {count} uncompressed steps of this run.",
         view.num_uncompressed_steps,
-        codec=words.codec(view.codec),
-        speedup=words.times(value),
-        interval=_speedup_interval(words, speedup),
-        less=words.percent(1 - 1 / value),
+        **values,
     )
+    if view.num_checks:
+        evidence = words.say_many(
+            "{codec} runs at {speedup} the uncompressed speed{interval}, {less} less time, "
+            "measured in {count} uncompressed check of this run.",
+            "{codec} runs at {speedup} the uncompressed speed{interval}, {less} less time, "
+            "measured in {count} uncompressed checks of this run.",
+            view.num_checks,
+            **values,
+        )
     return Verdict(words.say("Paying off."), evidence)
 
 
