@@ -34,13 +34,14 @@ def attach(
     state: Mapping[str, Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     check_share: float | None = None,
+    guard: str | None = None,
 ) -> Session:
     """Attach to a DDP model on every rank, before its first backward pass or between steps.
 
     Everything has a default and most have an environment variable (`GRADWIRE_SERVER`, `GRADWIRE_TOKEN`,
     `GRADWIRE_RUN`, `GRADWIRE_RUN_ID`, `GRADWIRE_PROJECT`, `GRADWIRE_PLAN`, `GRADWIRE_SPOOL`,
-    `GRADWIRE_CHECK_SHARE`); an explicit argument wins. Without a server the agent still measures, guards and
-    compresses, and keeps its data in the spool.
+    `GRADWIRE_CHECK_SHARE`, `GRADWIRE_GUARD`); an explicit argument wins. Without a server the agent still measures,
+    guards and compresses, and keeps its data in the spool.
 
     Args:
         model: Wrapped model without a communication hook of its own.
@@ -62,6 +63,9 @@ def attach(
         scaler: Of the training loop, if it scales its loss: what a codec still owes follows the scale.
         check_share: Part of the time compressed, 0 to 0.5, that may be trained uncompressed now and then to see
             what compression saves; default 0.005, 0 for never.
+        guard: What the agent does by itself when a loss is not finite or far above what it was, or compressed
+            gradients no longer resemble exact ones: "act" rolls back to uncompressed, "report" only says so in the
+            run's history, "off" does nothing.
 
     Raises:
         SettingError: An argument or variable is not acceptable.

@@ -16,6 +16,9 @@ from gradwire.linktest.measure import measure, slowest
 from gradwire.membership import Membership
 from gradwire.settings import Settings
 
+# What the run's page says of a guard that does not act.
+_GUARD_NOTES = {"report": "automatic rollback only reports", "off": "automatic rollback is off"}
+
 
 def attempt_started(
     settings: Settings,
@@ -31,7 +34,7 @@ def attempt_started(
     device, link = parameters[0].device, link_facts(settings.link)
     codecs = registry.available()
     memory_bytes, refused = weigh_codecs(exchange, optimizer_class, codecs)
-    notes = (*kernel_notes(), unsteered_reason) if unsteered_reason else kernel_notes()
+    notes = [*kernel_notes(), unsteered_reason, _GUARD_NOTES.get(settings.guard, "")]
     return AttemptStarted(
         at=membership.started_at,
         run_name=membership.run_name,
@@ -55,7 +58,7 @@ def attempt_started(
         refused_codecs=refused,
         routes=route_facts(exchange, tuple(memory_bytes)),
         is_steered=not unsteered_reason,
-        notes=notes,
+        notes=tuple(filter(None, notes)),
         versions={"torch": str(torch.__version__)},
         machine=machine_facts(device, str(dist.get_backend(group))),
     )

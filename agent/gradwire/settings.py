@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from gradwire_protocol.errors import ProtocolError
@@ -28,10 +28,14 @@ ENVIRONMENT = {
     "link_note": "GRADWIRE_LINK_NOTE",
     "link_test": "GRADWIRE_LINKTEST",
     "check_share": "GRADWIRE_CHECK_SHARE",
+    "guard": "GRADWIRE_GUARD",
 }
 
 # Part of the time compressed that all check windows together may take.
 DEFAULT_CHECK_SHARE = 0.005
+
+# What the guard does when a rule is broken: roll back, only say so, or nothing.
+GuardMode = Literal["act", "report", "off"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Settings:
     loss_scale: Callable[[], float] | None
     # Share of the time that check windows may take, 0 for none.
     check_share: float
+    guard: GuardMode
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -92,6 +97,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             better=_better(arguments.get("better") or {}),
             state=state,
             loss_scale=_loss_scale(arguments.get("scaler")),
+            guard=_guard(values["guard"]),
             check_share=_share(values["check_share"], "check_share", DEFAULT_CHECK_SHARE),
         )
     except ProtocolError as error:
@@ -147,6 +153,14 @@ def _share(value: Any, name: str, default: float) -> float:
     if not 0 <= share <= 0.5:
         raise SettingError(f"{name} ({ENVIRONMENT[name]}) is {value!r}; wanted: a number from 0 to 0.5")
     return share
+
+
+def _guard(value: Any) -> GuardMode:
+    if value in (None, ""):
+        return "act"
+    if value not in get_args(GuardMode):
+        raise SettingError(f"guard ({ENVIRONMENT['guard']}) is {value!r}; wanted: act, report or off")
+    return cast(GuardMode, value)
 
 
 def _count(value: Any, name: str) -> int | None:

@@ -67,6 +67,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         ballot=Ballot(side, membership.host) if side is not None else None,
         replicas=Replicas(_replicated(model), side),
         checks=Checks(settings.check_share),
+        guard_mode=settings.guard,
         start_step=settings.start_step,
         on_result=outlet.on_result,
         on_event=outlet.on_event,

@@ -257,7 +257,7 @@ class Event(Struct, kw_only=True, tag="event"):
     at: float
     step: int
     # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "redistributed",
-    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "note"
+    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "would_roll_back", "note"
     kind: str
     message: str
     rank: int | None = None

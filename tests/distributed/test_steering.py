@@ -197,6 +197,31 @@ def test_the_guard_of_one_rank_rolls_everybody_back(tmp_path):
     assert reported == [("guard", "the loss was not finite for 3 steps in a row, up to step 9")]
 
 
+def _reporting_run(rank: int, world_size: int, folder: str, mode: str) -> tuple[int, list[Any]]:
+    pulse_with_every_exchange()
+    ddp, optimizer = make_model()
+    session = attach(ddp, optimizer, folder, plan={"codec": "int8", "min_elements": 64}, guard=mode)
+    events: list[Any] = []
+    session._steering._on_event = lambda event: events.append((event.kind, event.data.get("reason")))
+    for step in range(20):
+        loss = train_step(ddp, optimizer, batch(rank, step))
+        session.step(loss=float("nan") if 6 <= step < 9 else loss)
+    epoch = session._steering.epoch
+    session.close()
+    return epoch, events
+
+
+def test_a_guard_that_only_reports_says_so_once_for_all_ranks_and_does_nothing(tmp_path):
+    results = run_ranks(2, _reporting_run, str(tmp_path), "report")
+    assert [epoch for epoch, _ in results] == [0, 0]
+    reason = "the loss was not finite for 3 steps in a row, up to step 9"
+    assert [event for _, events in results for event in events] == [("would_roll_back", reason)]
+
+
+def test_a_guard_that_is_off_is_silent(tmp_path):
+    assert run_ranks(2, _reporting_run, str(tmp_path), "off") == [(0, [])] * 2
+
+
 def _mismatched_run(rank: int, world_size: int, folder: str) -> str:
     pulse_with_every_exchange()
     ddp, optimizer = make_model()

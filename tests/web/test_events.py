@@ -29,6 +29,7 @@ DATA: dict[str, dict[str, object]] = {
         "num_ranks": 7,
         "ranks": "1,3",
     },
+    "would_roll_back": {"reason": "the loss was not finite"},
     "replicas_agree": {},
     "spared": {
         "codec": "int8",

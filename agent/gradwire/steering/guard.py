@@ -2,14 +2,13 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-# A single overflow is what GradScaler is for; three in a row are not.
-NONFINITE_STEPS = 3
+from gradwire.steering.rules import MatchDrop, Nonfinite, Rule, Spike
 
 
 class Guard:
-    """Watches losses and averaged gradients while compression is on.
+    """Watches losses, averaged gradients and the gradient match while compression is on.
 
     Args:
         is_armed: Says whether there is anything to roll back from.
@@ -30,26 +29,34 @@ class Guard:
         self._ignores = ignores
         self._on_breach = on_breach
         self._lock = threading.Lock()
-        self._counts = {"loss": 0, "averaged gradient": 0}
+        self._of_loss: tuple[Rule, ...] = (Nonfinite("loss"), Spike())
+        self._of_gradient: tuple[Rule, ...] = (Nonfinite("averaged gradient"),)
+        self._of_match: tuple[Rule, ...] = (MatchDrop(),)
 
     def observe_loss(self, step: int, value: float) -> None:
         """Note the loss of `step`."""
-        self._observe("loss", step, math.isfinite(value))
+        self._observe(self._of_loss, step, value)
 
     def observe_gradient(self, step: int, *, is_finite: bool) -> None:
         """Note whether the averaged gradient of `step` is finite."""
-        self._observe("averaged gradient", step, is_finite)
+        self._observe(self._of_gradient, step, 0.0 if is_finite else math.nan)
+
+    def observe_match(self, step: int, cosine: float) -> None:
+        """Note the gradient match of `step`, finite."""
+        self._observe(self._of_match, step, cosine)
 
     def reset(self) -> None:
-        """Forget what was seen, for after a switch."""
+        """Forget what a switch makes void."""
         with self._lock:
-            self._counts = dict.fromkeys(self._counts, 0)
+            for rule in (*self._of_loss, *self._of_gradient, *self._of_match):
+                rule.begin_epoch()
 
-    def _observe(self, what: str, step: int, is_finite: bool) -> None:
+    def _observe(self, rules: Iterable[Rule], step: int, value: float) -> None:
         if self._ignores(step):
             return
         with self._lock:
-            self._counts[what] = 0 if is_finite else self._counts[what] + 1
-            is_breach = self._counts[what] == NONFINITE_STEPS and self._is_armed()
-        if is_breach:
-            self._on_breach(f"the {what} was not finite for {NONFINITE_STEPS} steps in a row, up to step {step}")
+            reasons = [rule.observe(step, value) for rule in rules]
+            is_armed = self._is_armed()
+        for reason in reasons:
+            if reason is not None and is_armed:
+                self._on_breach(reason)

@@ -17,8 +17,8 @@ from gradwire.steering.side import Pending, Side
 # Buckets whose durations travel; a model with more is compared on its first ones only, hence not at all.
 MAX_BUCKETS = 256
 
-# Why a rank asks everybody to go back to uncompressed; the largest wins.
-NO_ROLLBACK, LOCAL_ROLLBACK, GUARD_ROLLBACK = 0, 1, 2
+# Why a rank asks everybody to go back to uncompressed, or only says that it would; the largest wins.
+NO_ROLLBACK, GUARD_REPORT, LOCAL_ROLLBACK, GUARD_ROLLBACK = 0, 1, 2, 3
 
 _NUM_FACTS = 22
 

@@ -17,14 +17,17 @@ from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
 from msgspec import convert
 from msgspec.structs import asdict
 
+from gradwire.settings import GuardMode
 from gradwire.showing import Spared
 from gradwire.steering.ballot import Ballot, fits, try_preparing
 from gradwire.steering.cadence import Cadence
 from gradwire.steering.checks import SETTLING_STEPS, Checks
 from gradwire.steering.guard import Guard
 from gradwire.steering.member import Member
-from gradwire.steering.pulse import GUARD_ROLLBACK, LOCAL_ROLLBACK, NO_ROLLBACK, Agreement, Facts, Pulse
+from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, Pulse
 from gradwire.steering.replicas import Replicas
+from gradwire.steering.results import Cause, switched, would_roll_back
+from gradwire.steering.wish import Wish
 from gradwire.timing.clock import Clock
 from gradwire.timing.phases import Phases
 from gradwire.timing.recorder import Recorder
@@ -38,6 +41,7 @@ class Steering:
     """Observer of one model's exchange.
 
     Args:
+        guard_mode: Whether the guard rolls back, only tells, or is silent.
         pulse: None where no side group could be opened: then measured, not steered.
         on_result: Called on every rank with a switch or refusal, inside the hook, and with whether this rank is the
             one to report it; must not block.
@@ -55,6 +59,7 @@ class Steering:
         ballot: Ballot | None,
         replicas: Replicas,
         checks: Checks,
+        guard_mode: GuardMode,
         start_step: int,
         on_result: Callable[[Result, bool], None],
         on_event: Callable[[Event], None],
@@ -76,12 +81,12 @@ class Steering:
         # Directives are known to rank 0 only, until it announces their revision.
         self._newest: Directive | None = None
         self._seen_revision = 0
-        self._rollback = NO_ROLLBACK
-        self._rollback_reason = ""
+        self._wish = Wish()
         self._is_stopping = False
         self._is_stopped = False
         # A directive made before an unasked rollback must not undo it.
         self._unasked_rollback_epoch = 0
+        self._guard_mode = guard_mode
         self.guard = Guard(is_armed=self._is_compressing, ignores=checks.covers, on_breach=self._on_breach)
         self.exchange: Exchange | None = None
         self.epoch = 0
@@ -130,7 +135,7 @@ class Steering:
 
     def request_rollback(self, reason: str) -> None:
         """Ask all ranks to go back to uncompressed at the next pulse; any thread."""
-        self._request(LOCAL_ROLLBACK, reason)
+        self._wish.ask(LOCAL_ROLLBACK, reason)
 
     def request_stop(self) -> None:
         """Ask all ranks to end compression and the pulse together."""
@@ -160,9 +165,9 @@ class Steering:
         if exchange.plan != before:
             self._begin_epoch()
             plan = convert(exchange.plan.to_dict(), PlanSpec)
-            switched = self._switched(plan, "local", "loaded from a saved state", None, None)
-            switched.is_rollback = plan.codec == "none"
-            self._on_result(switched, self._member.rank == 0)
+            result = self._switched(plan, "local", "loaded from a saved state", None, None)
+            result.is_rollback = plan.codec == "none"
+            self._on_result(result, self._member.rank == 0)
 
     def tell(self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Report something that happened to this rank."""
@@ -237,9 +242,13 @@ class Steering:
             )
         if agreement.has_equal_replicas is not None:
             self._speak(self._replicas.settle(agreement.has_equal_replicas))
+        if agreement.rollback == GUARD_REPORT:
+            reason = self._wish.take()
+            if agreement.rollback_rank == self._member.rank:
+                self._on_event(would_roll_back(reason, self.step))
         if agreement.is_stopping:
             self._stop()
-        elif agreement.rollback != NO_ROLLBACK:
+        elif agreement.rollback > GUARD_REPORT:
             self._roll_back(agreement)
         elif agreement.newest_revision > self._seen_revision:
             self._vote()
@@ -264,20 +273,18 @@ class Steering:
             self._on_result(self._refused(directive, refusals), self._member.rank == 0)
             return
         norm = self._switch(prepared, is_rollback=is_rollback)
-        switched = self._switched(directive.plan, "directive", directive.reason, norm, directive)
-        self._on_result(switched, self._member.rank == 0)
+        result = self._switched(directive.plan, "directive", directive.reason, norm, directive)
+        self._on_result(result, self._member.rank == 0)
 
     def _roll_back(self, agreement: Agreement) -> None:
         exchange = self._exchange()
-        cause: Literal["local", "guard"] = "guard" if agreement.rollback == GUARD_ROLLBACK else "local"
+        cause: Cause = "guard" if agreement.rollback == GUARD_ROLLBACK else "local"
         norm = None
         if exchange.plan.codec != "none":
             norm = self._switch(exchange.prepare(Plan()), is_rollback=True)
             self._unasked_rollback_epoch = self.epoch
-        switched = self._switched(PlanSpec(), cause, self._rollback_reason, norm, None)
-        self._on_result(switched, agreement.rollback_rank == self._member.rank)
-        with self._lock:
-            self._rollback, self._rollback_reason = NO_ROLLBACK, ""
+        result = self._switched(PlanSpec(), cause, self._wish.take(), norm, None)
+        self._on_result(result, agreement.rollback_rank == self._member.rank)
 
     def _switch(self, prepared: object, *, is_rollback: bool) -> float | None:
         """Change the active plan; returns the norm dropped over all ranks, None if residuals were carried over."""
@@ -330,7 +337,7 @@ class Steering:
             ratio = bytes_saved_ratio(previous, self._member.world_size)
             check_exchanges = self._checks.wanted(exchange, ratio, syncs_per_step)
         with self._lock:
-            newest, rollback = self._newest, self._rollback
+            newest, rollback = self._newest, self._wish.kind
         return Facts(
             newest_revision=newest.revision if newest is not None else 0,
             epoch=self.epoch,
@@ -338,7 +345,7 @@ class Steering:
             layout_hash=exchange.layout_hash(),
             sync=self._num_syncs,
             rollback=rollback,
-            rollback_rank=self._member.rank if rollback != NO_ROLLBACK else -1,
+            rollback_rank=self._member.rank if rollback else -1,
             is_stopping=self._is_stopping,
             closes_window=is_leader and self._cadence.closes_window(time.perf_counter()),
             interval=self._cadence.wanted_interval() if is_leader else float("inf"),
@@ -349,25 +356,10 @@ class Steering:
         )
 
     def _switched(
-        self,
-        plan: PlanSpec,
-        cause: Literal["directive", "local", "guard"],
-        reason: str,
-        norm: float | None,
-        directive: Directive | None,
+        self, plan: PlanSpec, cause: Cause, reason: str, norm: float | None, directive: Directive | None
     ) -> Switched:
-        return Switched(
-            at=time.time(),
-            step=self.since_step,
-            epoch=self.epoch,
-            plan=plan,
-            num_ranks=self._member.world_size,
-            cause=cause,
-            revision=directive.revision if directive is not None else None,
-            is_rollback=directive is None or directive.kind == "rollback",
-            reason=reason,
-            residual_norm_dropped=norm,
-        )
+        place = {"step": self.since_step, "epoch": self.epoch, "num_ranks": self._member.world_size}
+        return switched(plan, cause, reason, norm, directive, **place)
 
     def _refused(self, directive: Directive, refusals: tuple[Refusal, ...]) -> Refused:
         return Refused(
@@ -380,12 +372,8 @@ class Steering:
             self._on_event(news)
 
     def _on_breach(self, reason: str) -> None:
-        self._request(GUARD_ROLLBACK, reason)
-
-    def _request(self, kind: int, reason: str) -> None:
-        with self._lock:
-            if kind > self._rollback:
-                self._rollback, self._rollback_reason = kind, reason
+        if self._guard_mode != "off":
+            self._wish.ask(GUARD_ROLLBACK if self._guard_mode == "act" else GUARD_REPORT, reason)
 
     def _is_compressing(self) -> bool:
         return self._exchange().plan.codec != "none"

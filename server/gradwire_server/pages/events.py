@@ -97,6 +97,12 @@ def _baseline(words: Wording, data: Data, device: str) -> str:
     return words.say("{who} chose {name} as the baseline.", who=data["author"], name=data["name"])
 
 
+def _would_roll_back(words: Wording, data: Data, device: str) -> str:
+    return words.say(
+        "Automatic rollback would have acted, and only reports. Reason: {reason}.", reason=data["reason"]
+    )
+
+
 def _replicas_differ(words: Wording, data: Data, device: str) -> str:
     ranks = ", ".join(words.rank(int(rank), device) for rank in data["ranks"].split(","))
     if (left := data["num_ranks"] - len(data["ranks"].split(","))) > 0:
@@ -153,6 +159,7 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "expired": _expired,
     "reason": _reason,
     "baseline": _baseline,
+    "would_roll_back": _would_roll_back,
     "replicas_differ": _replicas_differ,
     "replicas_agree": _replicas_agree,
     "spared": _spared,

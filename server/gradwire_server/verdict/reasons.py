@@ -17,6 +17,9 @@ IS_LOST = "nothing is heard of the training"
 IS_OVER = "the training has ended"
 ON_GPU = "methods work on the GPU"
 ASSUMED = "assumed"
+# Notes of the agent.
+GUARD_REPORTS = "automatic rollback only reports"
+GUARD_OFF = "automatic rollback is off"
 
 ALL = (
     NO_STEPS,
@@ -36,4 +39,6 @@ ALL = (
     IS_LOST,
     IS_OVER,
     ASSUMED,
+    GUARD_REPORTS,
+    GUARD_OFF,
 )
