@@ -1,7 +1,7 @@
 """The outlet: where measuring and steering put what the server shall know."""
 
 from gradwire_protocol.messages import ResultReport
-from gradwire_protocol.records import AttemptEnded, Event, Points, Result, StepWindow
+from gradwire_protocol.records import AttemptEnded, Event, Points, Record, Result, StepWindow
 
 from gradwire.control import Control
 from gradwire.host.network import training_interface
@@ -49,6 +49,10 @@ class Outlet:
     def on_event(self, event: Event) -> None:
         """Report an event of this rank."""
         self._reporter.report(event, urgent=True)
+
+    def on_sample(self, record: Record) -> None:
+        """Report what was found on a sample of gradients."""
+        self._reporter.report(record)
 
     def on_points(self, points: Points) -> None:
         """Report values of a user metric."""

@@ -20,6 +20,7 @@ from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership
 from gradwire.outlet import Outlet
+from gradwire.steering.rehearsal import Rehearsal
 from gradwire.steering.steering import Steering
 from gradwire.timing.phases import Phases
 from gradwire.timing.recorder import Recorder
@@ -50,6 +51,7 @@ class Session:
         losses: Losses,
         outlet: Outlet,
         left_out: LeftOut,
+        rehearsal: Rehearsal,
         hooks: list[Any],
     ) -> None:
         self._model = model
@@ -60,6 +62,7 @@ class Session:
         self._losses = losses
         self._outlet = outlet
         self._left_out = left_out
+        self._rehearsal = rehearsal
         self._hooks = hooks
         self._pid = os.getpid()
         self._step_started_at = time.time()
@@ -117,6 +120,7 @@ class Session:
             self._warn_of_left_out()
             if jumped := self._wall_clock.jump(steering.step, self._membership.rank):
                 self._outlet.on_event(jumped)
+            self._rehearsal.run(self._phases, steering.step)
             steering.step += 1
             steering.agent_seconds = time.perf_counter() - began
 

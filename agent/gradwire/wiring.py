@@ -5,7 +5,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from gradwire_compression import Exchange, HookTakenError, PlanError, StateError, ddp, optimizer_class_name
+from gradwire_compression import Exchange, HookTakenError, Plan, PlanError, StateError, ddp, optimizer_class_name
+from gradwire_compression.plan import EXACT
 from gradwire_protocol.records import AttemptStarted
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,7 +26,9 @@ from gradwire.steering.ballot import Ballot
 from gradwire.steering.checks import Checks
 from gradwire.steering.member import Member
 from gradwire.steering.pulse import Pulse
+from gradwire.steering.rehearsal import Rehearsal
 from gradwire.steering.replicas import Replicas
+from gradwire.steering.samples import Samples
 from gradwire.steering.side import Side
 from gradwire.steering.steering import Steering
 from gradwire.timing.clock import Clock, clock_for
@@ -58,6 +61,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     recorder = Recorder(clock=clock, rank=membership.rank, on_window=outlet.on_window)
     if unsteered_reason:
         recorder.stop_comparing(unsteered_reason)
+    rehearsal = _rehearsal(parameters, clock, member, outlet)
     steering = Steering(
         member=member,
         clock=clock,
@@ -71,6 +75,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         start_step=settings.start_step,
         on_result=outlet.on_result,
         on_event=outlet.on_event,
+        samples=Samples(rehearsal, outlet.on_sample),
     )
     exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
@@ -93,6 +98,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         losses=losses,
         outlet=outlet,
         left_out=LeftOut(model.module),
+        rehearsal=rehearsal,
         hooks=install(phases, model, optimizer),
     )
 
@@ -176,6 +182,13 @@ def _exchange(
     except (HookTakenError, PlanError, StateError) as error:
         raise AttachError(str(error)) from error
     return exchange
+
+
+def _rehearsal(parameters: NamedParameters, clock: Clock, member: Member, outlet: Outlet) -> Rehearsal:
+    """Return what tries codecs: on rank 0 of several, since others would find the same."""
+    is_told = member.rank == 0 and member.world_size > 1
+    num_elements = sum(one.numel for one in Plan(codec="int8").resolve(parameters) if one.codec != EXACT)
+    return Rehearsal(clock, parameters[0][1].device, num_elements, outlet.on_sample if is_told else None)
 
 
 def _side(group: dist.ProcessGroup, membership: Membership) -> tuple[Side | None, str]:

@@ -12,7 +12,7 @@ from gradwire_compression.errors import (
 from gradwire_compression.exchange import Exchange
 from gradwire_compression.hooks import ddp
 from gradwire_compression.kernels.dispatch import notes
-from gradwire_compression.observer import BucketTiming, Observer, Silence
+from gradwire_compression.observer import BucketTiming, Match, Observer, Silence
 from gradwire_compression.plan import Decision, Plan, optimizer_class_name
 from gradwire_compression.prepared import Prepared, SwitchReport
 from gradwire_compression.state import redistribute, seal
@@ -26,6 +26,7 @@ __all__ = [
     "Exchange",
     "ExchangeError",
     "HookTakenError",
+    "Match",
     "Observer",
     "Plan",
     "PlanError",

@@ -19,8 +19,9 @@ from gradwire_compression.flush import Flush
 from gradwire_compression.hold import Hold
 from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
+from gradwire_compression.match import Matches
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
-from gradwire_compression.observer import BucketTiming, GuardedObserver, Observer
+from gradwire_compression.observer import GuardedObserver, Observer, finisher
 from gradwire_compression.plain import average_plainly
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, SwitchReport
@@ -87,7 +88,7 @@ class Exchange:
         self._ranks = open_ranks(group, lane_group, nodes, self._device)
         self.world_size = self._ranks.world_size
         self._lane: Lane | None = None
-        self._findings = Findings(self._observer)
+        self._findings, self._matches = Findings(self._observer), Matches(self._observer)
         self._is_closed, self._num_syncs, self._hold = False, 0, Hold()
         self._flush: Flush | None = None
         self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
@@ -117,6 +118,10 @@ class Exchange:
         Call it as `switch`, which ends the hold. Residuals are neither added nor dropped.
         """
         self._hold.begin(self._num_syncs, num_steps)
+
+    def sample_match(self) -> None:
+        """Have `Observer.matched` told of this step's gradient match, unless it is exact; call it as `hold`."""
+        self._matches.ask(self._num_syncs)
 
     @property
     def num_syncs(self) -> int:
@@ -282,6 +287,7 @@ class Exchange:
     def _average(self, view: BucketView) -> Future[Tensor]:
         if view.index == 0:
             self._begin_sync()
+        self._observer.bucket_ready(view)
         # What the observer did before anything was sent is not the bucket's time.
         ready = self._clock()
         shape = self._book.shape_of(view)
@@ -290,9 +296,13 @@ class Exchange:
         if view.is_last:
             self._book.end_step(view.index + 1)
             self._observer.end_sync()
+            if self._matches.wants(self._num_syncs) and self._lane is not None:
+                self._lane.submit(self._matches.finishing(self.plan.codec, self._ranks), "gradient match")
         return future
 
     def _begin_sync(self) -> None:
+        # A sample of the step before uses the group that the observer's switch may use.
+        self._matches.tell(self._drain if self._matches.wants(self._num_syncs) else None)
         self._num_syncs += 1
         self._observer.begin_sync()
         if (factor := self._loss_scale.follow()) != 1:
@@ -332,25 +342,24 @@ class Exchange:
         assert self._lane is not None
         flush, buffer, finish = self._flush, view.buffer, self._finishing(view, ready)
 
+        is_sampled, num_buckets = self._matches.wants(self._num_syncs), self._book.num_buckets
+
         def job() -> Tensor:
             trace = Trace(self._clock)
+            if is_sampled:
+                self._matches.begin(bucket, buffer, num_buckets)
             outcome = bucket.average(buffer, flush, trace)
             finish(outcome.wire_bytes, trace.intervals)
+            if is_sampled:
+                self._matches.end(buffer)
             self._findings.add(outcome)
             return buffer
 
         return self._lane.submit(job, f"{self.plan.codec}: averaging bucket {view.index}")
 
     def _finishing(self, view: BucketView, ready: float) -> Callable[..., None]:
-        """Return what tells the observer that the bucket of this step is averaged."""
-        step, num_bytes = self._num_syncs, view.buffer.numel() * view.buffer.element_size()
-
-        def finish(wire_bytes: int, codec: Sequence[tuple[float, float, str]] = ()) -> None:
-            done, num_buckets = self._clock(), self._book.num_buckets
-            timing = (step, view.index, num_buckets, ready, done, tuple(codec), num_bytes, wire_bytes)
-            self._observer.bucket_done(BucketTiming(*timing))
-
-        return finish
+        bucket = self._num_syncs, view.index, view.buffer.numel() * view.buffer.element_size()
+        return finisher(self._observer, self._clock, lambda: self._book.num_buckets, bucket, ready)
 
     def _take_residuals(self) -> dict[str, Tensor]:
         """Give up every residual, whether with a bucket, waiting for one or in a flush, and return them by name."""

@@ -1,10 +1,11 @@
 """What the exchange tells its caller: when a synchronised step begins and ends, and what each bucket cost."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gradwire_compression.buckets import BucketView
 from gradwire_compression.errors import PlanMismatchError
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,22 @@ class BucketTiming:
     wire_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How close the decoded mean came to the exact mean of gradients and residuals, on a sample of elements."""
+
+    # The synchronised step, from 1.
+    step: int
+    codec: str
+    # Of all sampled elements together; the error is a share of the exact mean's norm.
+    cosine: float
+    relative_error: float
+    # The parameter with the smallest cosine.
+    worst_parameter: str
+    worst_cosine: float
+    num_elements: int
+
+
 class Observer(Protocol):
     """Implemented by the caller.
 
@@ -43,6 +60,9 @@ class Observer(Protocol):
     def end_sync(self) -> None:
         """Called in the hook of the last bucket, after its exchange was issued."""
 
+    def bucket_ready(self, view: BucketView) -> None:
+        """Called in a bucket's hook before anything of it is sent; its buffer is only to be read, and only now."""
+
     def bucket_done(self, timing: BucketTiming) -> None:
         """Called on any thread when a bucket is averaged; must not block."""
 
@@ -55,6 +75,9 @@ class Observer(Protocol):
     def flushed(self, num_steps: int, norm: float) -> None:
         """Called in the hook of bucket 0: a flush ended after `num_steps`; `norm` was this rank's residual."""
 
+    def matched(self, match: Match) -> None:
+        """Called on any thread: what `Exchange.sample_match` found, the same on every rank."""
+
 
 class Silence:
     """The observer of nobody."""
@@ -63,6 +86,9 @@ class Silence:
         """Do nothing."""
 
     def end_sync(self) -> None:
+        """Do nothing."""
+
+    def bucket_ready(self, view: BucketView) -> None:
         """Do nothing."""
 
     def bucket_done(self, timing: BucketTiming) -> None:
@@ -75,6 +101,9 @@ class Silence:
         """Do nothing."""
 
     def flushed(self, num_steps: int, norm: float) -> None:
+        """Do nothing."""
+
+    def matched(self, match: Match) -> None:
         """Do nothing."""
 
 
@@ -93,6 +122,10 @@ class GuardedObserver:
         """Forward."""
         self._call(self._observer.end_sync)
 
+    def bucket_ready(self, view: BucketView) -> None:
+        """Forward."""
+        self._call(self._observer.bucket_ready, view)
+
     def bucket_done(self, timing: BucketTiming) -> None:
         """Forward."""
         self._call(self._observer.bucket_done, timing)
@@ -109,6 +142,10 @@ class GuardedObserver:
         """Forward."""
         self._call(self._observer.flushed, num_steps, norm)
 
+    def matched(self, match: Match) -> None:
+        """Forward."""
+        self._call(self._observer.matched, match)
+
     def _call(self, method: Callable[..., None], *args: Any) -> None:
         try:
             method(*args)
@@ -118,3 +155,29 @@ class GuardedObserver:
             if method.__name__ not in self._logged:
                 self._logged.add(method.__name__)
                 _log.exception("observer.%s raised; training goes on, further ones are not logged", method.__name__)
+
+
+def finisher(
+    observer: GuardedObserver,
+    clock: Callable[[], float],
+    num_buckets: Callable[[], int],
+    bucket: tuple[int, int, int],
+    ready: float,
+) -> Callable[..., None]:
+    """Return what is called when a bucket is averaged, with the bytes sent and the codec intervals.
+
+    Args:
+        observer: Told of it.
+        clock: Of the exchange.
+        num_buckets: Returns the buckets of the last complete step.
+        bucket: Synchronised step, index and bytes before compression.
+        ready: Stamp of the hook's call.
+    """
+    step, index, num_bytes = bucket
+
+    def finish(wire_bytes: int, codec: Sequence[tuple[float, float, str]] = ()) -> None:
+        done = clock()
+        timing = (step, index, num_buckets(), ready, done, tuple(codec), num_bytes, wire_bytes)
+        observer.bucket_done(BucketTiming(*timing))
+
+    return finish

@@ -14,9 +14,11 @@ from gradwire_protocol.records import (
     AttemptStarted,
     Event,
     HostWindow,
+    Matched,
     Points,
     Record,
     Refused,
+    Rehearsed,
     StepWindow,
     Switched,
 )
@@ -101,6 +103,14 @@ def validate_record(record: Record, *, field: str) -> None:
         check_integers(**{f"{field}.step": record.step, f"{field}.rank": record.rank or 0})
         _check_word(record.kind, field=f"{field}.kind")
         check_text(record.message, field=f"{field}.message")
+    elif isinstance(record, Matched):
+        check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "num_elements")})
+        _check_word(record.codec, field=f"{field}.codec")
+        check_text(record.worst_parameter, field=f"{field}.worst_parameter")
+    elif isinstance(record, Rehearsed):
+        names = ("step", "bucket", "num_elements", "model_elements")
+        check_integers(**{f"{field}.{name}": getattr(record, name) for name in names})
+        _check_word(record.codec, field=f"{field}.codec")
     elif isinstance(record, AttemptEnded):
         check_integers(**{f"{field}.last_step": record.last_step})
     elif isinstance(record, Refused):

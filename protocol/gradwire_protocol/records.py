@@ -299,6 +299,39 @@ class Refused(Struct, kw_only=True, tag="refused"):
     refusals: tuple[Refusal, ...]
 
 
+class Matched(Struct, kw_only=True, tag="match"):
+    """How close the decoded mean came to the exact mean of gradients and residuals, on a sample of one step."""
+
+    step: int
+    epoch: int
+    codec: str
+    # -1 to 1, of all sampled elements together; the error is a share of the exact mean's norm.
+    cosine: float
+    relative_error: float
+    # The parameter with the smallest cosine.
+    worst_parameter: str
+    worst_cosine: float
+    num_elements: int
+
+
+class Rehearsed(Struct, kw_only=True, tag="rehearsal"):
+    """What a codec with its defaults makes of some of one rank's gradients, tried without sending anything."""
+
+    step: int
+    codec: str
+    # That the gradients are of; others have their turn later.
+    bucket: int
+    cosine: float
+    relative_error: float
+    encode_seconds: float
+    decode_seconds: float
+    # Of the sample, and those of the model that codecs compress.
+    num_elements: int
+    model_elements: int
+    # Share of the gradients' norm that the largest 1, 5 and 25 % of the elements have.
+    norm_shares: tuple[float, float, float]
+
+
 class AttemptEnded(Struct, kw_only=True, tag="attempt_ended"):
     """Last record of a node's stream."""
 
@@ -309,4 +342,6 @@ class AttemptEnded(Struct, kw_only=True, tag="attempt_ended"):
 
 
 Result = Switched | Refused
-Record = AttemptStarted | StepWindow | HostWindow | Points | Event | Switched | Refused | AttemptEnded
+Record = (
+    AttemptStarted | StepWindow | HostWindow | Points | Event | Switched | Refused | Matched | Rehearsed | AttemptEnded
+)

@@ -22,6 +22,7 @@ class Script:
         self.nonfinite_parameters = []
         self.num_nonfinite_results = 0
         self.flushes = []
+        self.matches = []
         self.reports = {}
         self.errors = []
         self.num_ended = 0
@@ -38,6 +39,9 @@ class Script:
     def end_sync(self):
         self.num_ended += 1
 
+    def bucket_ready(self, view):
+        pass
+
     def bucket_done(self, timing):
         self.timings.append(timing)
 
@@ -49,6 +53,9 @@ class Script:
 
     def flushed(self, num_steps, norm):
         self.flushes.append((self.exchange.num_syncs, num_steps, norm))
+
+    def matched(self, match):
+        self.matches.append(match)
 
 
 def wrap(module, plan=None, switches=(), optimizer_class="SGD", nodes=(), loss_scale=None, **ddp_arguments):

@@ -13,6 +13,7 @@ SURFACE = {
         "Exchange",
         "ExchangeError",
         "HookTakenError",
+        "Match",
         "Observer",
         "Plan",
         "PlanError",

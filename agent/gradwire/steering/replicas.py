@@ -98,6 +98,8 @@ class Replicas:
         self._is_broken = False
         # What differed when the parameters were compared last.
         self._told: tuple[str, ...] = ()
+        # Step whose parameters were compared last, 0 before.
+        self.compared_step = 0
 
     def checksum(self, step: int, *, is_training: bool) -> int | None:
         """Return what this pulse says of the parameters, None for unknown; called once for each pulse.
@@ -129,6 +131,7 @@ class Replicas:
         assert self._snapshot is not None, "all ranks told what they have read"
         assert self._side is not None, "there is a pulse"
         snapshot, self._snapshot = self._snapshot, None
+        self.compared_step = snapshot.step
         before, self._told = self._told, ()
         if are_equal:
             return _agreeing(snapshot.step) if before else None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gradwire_compression import BucketTiming, Exchange, Plan, PlanMismatchError
+from gradwire_compression import BucketTiming, Exchange, Match, Plan, PlanMismatchError
 from gradwire_protocol.messages import Directive
 from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import Event, Refusal, Refused, Result, Switched
@@ -27,6 +27,7 @@ from gradwire.steering.member import Member
 from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, Pulse
 from gradwire.steering.replicas import Replicas
 from gradwire.steering.results import Cause, switched, would_roll_back
+from gradwire.steering.samples import Samples
 from gradwire.steering.wish import Wish
 from gradwire.timing.clock import Clock
 from gradwire.timing.phases import Phases
@@ -46,6 +47,7 @@ class Steering:
         on_result: Called on every rank with a switch or refusal, inside the hook, and with whether this rank is the
             one to report it; must not block.
         on_event: Called with events of this rank.
+        samples: Of gradients; their rehearsal sees every bucket.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Steering:
         start_step: int,
         on_result: Callable[[Result, bool], None],
         on_event: Callable[[Event], None],
+        samples: Samples,
     ) -> None:
         self._member = member
         self._clock = clock
@@ -73,6 +76,7 @@ class Steering:
         self._replicas, self._spared, self._checks = replicas, Spared(), checks
         self._on_result = on_result
         self._on_event = on_event
+        self._samples, self.bucket_ready = samples, samples.rehearsal.look
         self._lock = threading.Lock()
         self._cadence = Cadence()
         self._sync: SyncTrace | None = None
@@ -228,6 +232,11 @@ class Steering:
         """Report that the carried-over error was paid back."""
         self.tell("flushed", f"carried-over error of norm {norm:.4g} was added over {num_steps} steps")
 
+    def matched(self, match: Match) -> None:
+        """Pass the gradient match on, which is the same on every rank."""
+        if self._member.rank == 0:
+            self._samples.pass_on(match, self.epoch, self.guard)
+
     # Inside begin_sync.
 
     def _act(self, agreement: Agreement) -> None:
@@ -242,6 +251,8 @@ class Steering:
             )
         if agreement.has_equal_replicas is not None:
             self._speak(self._replicas.settle(agreement.has_equal_replicas))
+            if self._member.rank == 0:
+                self._samples.compared(self._replicas.compared_step, are_equal=agreement.has_equal_replicas)
         if agreement.rollback == GUARD_REPORT:
             reason = self._wish.take()
             if agreement.rollback_rank == self._member.rank:
@@ -254,6 +265,7 @@ class Steering:
             self._vote()
         elif agreement.check_exchanges:
             self._checks.begin(self._exchange(), agreement.check_exchanges)
+        self._samples.pulse(self._exchange(), self.step, self.codec)
 
     def _vote(self) -> None:
         assert self._ballot is not None, "a pulse without a ballot"

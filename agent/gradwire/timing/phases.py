@@ -36,6 +36,11 @@ class Phases:
         if not self._is_paused:
             self.marks.append((phase, self._clock.stamp()))
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether everything belongs to a pause."""
+        return self._is_paused
+
     def pause(self) -> None:
         """Begin a pause."""
         self.begin("pause")

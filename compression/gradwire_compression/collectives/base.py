@@ -68,3 +68,6 @@ class LossyCollective(Protocol):
 
         Local, without traffic; the sum over ranks is W times the mean's whole debt, whoever owns what afterwards.
         """
+
+    def owed_at(self, places: Tensor) -> Tensor:
+        """Return elements of `owed` by their places in compact order, [k] int64, without waiting for a device."""

@@ -119,6 +119,10 @@ class Cast:
         """Return a copy of the residual; a sum has no owner."""
         return self.worker.clone()
 
+    def owed_at(self, places: Tensor) -> Tensor:
+        """Return elements of the residual."""
+        return self.worker[places]
+
     def _wires(self) -> tuple[Tensor, Tensor]:
         """Return the elements that were sent and the sums that were received."""
         sent, received = self._buffers()

@@ -204,6 +204,10 @@ class Hierarchical:
         """Return a new [n] float32: L times what this rank holds of its shard, and nothing elsewhere."""
         return self._spread([stage.outer.owed() for stage in self._stages])
 
+    def owed_at(self, places: Tensor) -> Tensor:
+        """Return elements of `owed`. Cost: makes all of it."""
+        return self.owed()[places]
+
     def _spread(self, shards: Sequence[Tensor]) -> Tensor:
         """Return a new [n] float32 with L times what lies in each stage's shard in its places."""
         total = torch.zeros(self._numel, device=self._device)

@@ -171,6 +171,11 @@ class LowRank:
         """Return a copy of the residual; a sum has no owner."""
         return self.worker_residual()
 
+    def owed_at(self, places: Tensor) -> Tensor:
+        """Return elements of the residual."""
+        self._settle_all()
+        return self._worker[places]
+
     def _add(self, buffer: Tensor) -> Tensor:
         """Add the gradients to the residuals; return the product of each with its warm start."""
         # The factors of the step before are still needed beside it.

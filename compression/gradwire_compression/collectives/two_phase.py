@@ -145,6 +145,17 @@ class TwoPhase:
             total[start : start + owned.numel()].add_(owned, alpha=self._world_size)
         return total
 
+    def owed_at(self, places: Tensor) -> Tensor:
+        """Return elements of `owed`."""
+        total = self.worker[places]
+        for start, owned in self.owner_parts():
+            if owned.numel():
+                inside = places - start
+                values = owned[inside.clamp(0, owned.numel() - 1)]
+                is_owned = (inside >= 0) & (inside < owned.numel())
+                total += torch.where(is_owned, self._world_size * values, 0.0)
+        return total
+
     def _payloads(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (sent [parts, W, bytes], received [parts, W, bytes], own [parts, bytes])."""
         shape = (self._num_parts, self._world_size, self._shard_bytes)

@@ -192,6 +192,42 @@ points = Table(
     ),
 )
 
+# The newest sample of how close decoded gradients come to exact ones; all of them are `points`.
+matches = Table(
+    "matches",
+    metadata,
+    Column("run", String(36), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("attempt", String(36), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("codec", String(40), nullable=False),
+    Column("cosine", Double, nullable=False),
+    Column("relative_error", Double, nullable=False),
+    Column("worst_parameter", Text, nullable=False),
+    Column("worst_cosine", Double, nullable=False),
+)
+
+# What each codec would make of each bucket of a model, tried last.
+rehearsals = Table(
+    "rehearsals",
+    metadata,
+    Column("run", String(36), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("codec", String(40), primary_key=True),
+    Column("bucket", BigInteger, primary_key=True),
+    Column("attempt", String(36), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("cosine", Double, nullable=False),
+    Column("relative_error", Double, nullable=False),
+    Column("encode_seconds", Double, nullable=False),
+    Column("decode_seconds", Double, nullable=False),
+    Column("num_elements", BigInteger, nullable=False),
+    Column("model_elements", BigInteger, nullable=False),
+    # Shares of the norm that the largest 1, 5 and 25 % of the elements have.
+    Column("norm_shares", JSON, nullable=False),
+)
+
 events = Table(
     "events",
     metadata,

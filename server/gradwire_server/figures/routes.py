@@ -17,6 +17,7 @@ from gradwire_server.figures.drawing import MAX_MARKERS, Say, add_checks
 from gradwire_server.figures.metric import metric
 from gradwire_server.figures.steps import breakdown, bytes_sent, throughput
 from gradwire_server.figures.themes import Theme
+from gradwire_server.ingest.samples import GRADIENT_MATCH
 from gradwire_server.pages.rendering import wording_of
 from gradwire_server.quality.reading import LOSS, baseline_of
 from gradwire_server.runs.sources import RunSource, load_source
@@ -29,7 +30,8 @@ from gradwire_server.services import services_of
 router = APIRouter(tags=["series"])
 
 # By their names in the address.
-FIGURES = ("steps", "throughput", "bytes", LOSS)
+MATCH = "match"
+FIGURES = ("steps", "throughput", "bytes", LOSS, MATCH)
 
 Step = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
 
@@ -44,7 +46,7 @@ def get_figure(
     first_step: Step = None,
     last_step: Step = None,
 ) -> Response:
-    """Return a figure (steps, throughput, bytes or loss) as Plotly's JSON, in the reader's language.
+    """Return a figure (steps, throughput, bytes, loss or match) as Plotly's JSON, in the reader's language.
 
     At most 300 buckets, whatever the run's length; `language` is en or zh.
     """
@@ -74,6 +76,11 @@ def draw(
     found = stretches(connection, source.id, source.name)
     if figure == LOSS:
         return _draw_loss(connection, source, found, theme, say, first_step, last_step)
+    if figure == MATCH:
+        found_points = point_buckets(
+            connection, source.id, source.name, GRADIENT_MATCH, first_step=first_step, last_step=last_step
+        )
+        return metric(found_points, None, found, theme, say, name=say("Gradient match"))
     steps = window_buckets(connection, source.id, source.name, first_step=first_step, last_step=last_step)
     if figure == "steps":
         return breakdown(steps, found, theme, say, device=source.facts.device)

@@ -10,9 +10,11 @@ from gradwire_protocol.records import (
     AttemptStarted,
     Event,
     HostWindow,
+    Matched,
     Points,
     Record,
     Refused,
+    Rehearsed,
     StepWindow,
     Switched,
 )
@@ -24,6 +26,7 @@ from gradwire_server.directives.results import ModelRef, apply_result
 from gradwire_server.errors import GapError
 from gradwire_server.ingest.endings import end_stream
 from gradwire_server.ingest.rows import point_rows, window_row
+from gradwire_server.ingest.samples import store_match, store_rehearsal
 from gradwire_server.ingest.streams import begin_stream, lock_cursor, move_cursor
 from gradwire_server.live.hub import Topic
 from gradwire_server.runs.history import append_event
@@ -76,6 +79,11 @@ def _store_measurements(connection: Connection, batch: Batch, now: float) -> Non
     if windows:
         connection.execute(_INSERT_WINDOWS, windows)
         rollup.add(connection, windows)
+    for record in batch.records:
+        if isinstance(record, Matched):
+            store_match(connection, batch, record)
+        elif isinstance(record, Rehearsed):
+            store_rehearsal(connection, batch, record)
     values = [row for record in batch.records if isinstance(record, Points) for row in point_rows(batch, record)]
     if values:
         connection.execute(_INSERT_POINTS, values)

@@ -4,7 +4,7 @@ from typing import Any
 
 from gradwire_protocol.codecs import CATALOGUE
 
-from gradwire_server.pages import history
+from gradwire_server.pages import history, samples
 from gradwire_server.pages.exchange import exchange
 from gradwire_server.pages.facts import Fact
 from gradwire_server.pages.loop import loop
@@ -43,6 +43,8 @@ def run_context(words: Wording, view: RunView) -> dict[str, Any]:
         "nodes": node_rows(words, view),
         "num_left_out": num_left_out(view),
         "charts": _charts(words),
+        "tried": samples.tried(words, view),
+        "concentration": samples.concentration(words, view),
     }
 
 
@@ -188,6 +190,8 @@ def _attempt(words: Wording, view: RunView) -> list[Fact]:
             view.link_note,
         ),
         Fact(words.say("Gradient exchange"), *exchange(words, view)),
+        Fact(words.say("Gradient match"), *samples.match(words, view)),
+        Fact(words.say("Copies of the model"), *samples.copies(words, view), words.say("replicas")),
         Fact(words.say("Non-finite values"), words.number(view.num_nonfinite)),
         Fact(words.say("Project"), summary.project),
         *machine_facts(words, view),
@@ -202,4 +206,5 @@ def _charts(words: Wording) -> list[tuple[str, str]]:
         ("throughput", words.say("Effective throughput")),
         ("loss", words.say("Loss")),
         ("bytes", words.say("Before compression / actually sent")),
+        ("match", words.say("Gradient match")),
     ]

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, RowMapping, and_, func, or_, select
 
 from gradwire_server.database.tables import points, runs
 from gradwire_server.quality.reading import quality
-from gradwire_server.runs import loop
+from gradwire_server.runs import loop, samples
 from gradwire_server.runs.changes import changes, event_views
 from gradwire_server.runs.evidence import Evidence, gather, judge, measured_cost, ratio_on_wire
 from gradwire_server.runs.history import differing_parameter
@@ -96,6 +96,9 @@ def run_view(
         route=source.facts.routes.get(source.plan.codec),
         baseline_choices=_baseline_choices(connection, source),
         num_nonfinite=_num_nonfinite(connection, source),
+        match=samples.gradient_match(connection, source),
+        replicas=samples.replicas(connection, source),
+        rehearsal=samples.rehearsal(connection, source),
         changes=made,
         events=event_views(connection, source.id),
     )

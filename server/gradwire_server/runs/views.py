@@ -186,6 +186,40 @@ class MachinesView(Struct, frozen=True, kw_only=True):
     codec_seconds: Measure = Measure()
 
 
+class MatchView(Struct, frozen=True, kw_only=True):
+    """How close decoded gradients came to exact ones on the newest sample; cosines are -1 to 1."""
+
+    step: int
+    codec: str
+    cosine: float
+    # As a share of the exact mean's norm.
+    relative_error: float
+    worst_parameter: str
+    worst_cosine: float
+
+
+class ReplicasView(Struct, frozen=True, kw_only=True):
+    """The newest comparison of the ranks' parameters, bit for bit."""
+
+    step: int
+    are_equal: bool
+
+
+class RehearsalView(Struct, frozen=True, kw_only=True):
+    """What a codec would make of this model's gradients, tried on one rank without sending anything."""
+
+    codec: str
+    cosine: float
+    relative_error: float
+    # Of all gradients that it would compress, in each step of a rank.
+    encode_seconds: float
+    decode_seconds: float
+    num_buckets: int
+    last_step: int
+    # Shares of the norm that the largest 1, 5 and 25 % of the elements have.
+    norm_shares: tuple[float, ...]
+
+
 class EventView(Struct, frozen=True, kw_only=True):
     """One line of the history."""
 
@@ -260,6 +294,9 @@ class RunView(Struct, frozen=True, kw_only=True):
     # Other runs that can serve as the baseline: (id, name).
     baseline_choices: tuple[tuple[str, str], ...] = ()
     num_nonfinite: int = 0
+    match: MatchView | None = None
+    replicas: ReplicasView | None = None
+    rehearsal: tuple[RehearsalView, ...] = ()
     # Newest first, `last_change` among them; at most the newest 50.
     changes: tuple[DirectiveView, ...] = ()
     events: tuple[EventView, ...] = ()
