@@ -62,21 +62,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     if unsteered_reason:
         recorder.stop_comparing(unsteered_reason)
     rehearsal = _rehearsal(parameters, clock, member, outlet)
-    steering = Steering(
-        member=member,
-        clock=clock,
-        phases=phases,
-        recorder=recorder,
-        pulse=Pulse(side) if side is not None else None,
-        ballot=Ballot(side, membership.host) if side is not None else None,
-        replicas=Replicas(_replicated(model), side),
-        checks=Checks(settings.check_share),
-        guard_mode=settings.guard,
-        start_step=settings.start_step,
-        on_result=outlet.on_result,
-        on_event=outlet.on_event,
-        samples=Samples(rehearsal, outlet.on_sample),
-    )
+    steering = _steering(model, settings, membership, side, clock, phases, recorder, outlet, rehearsal)
     exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
     started = attempt_started(
@@ -100,6 +86,34 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         left_out=LeftOut(model.module),
         rehearsal=rehearsal,
         hooks=install(phases, model, optimizer),
+    )
+
+
+def _steering(
+    model: DistributedDataParallel,
+    settings: Settings,
+    membership: Membership,
+    side: Side | None,
+    clock: Clock,
+    phases: Phases,
+    recorder: Recorder,
+    outlet: Outlet,
+    rehearsal: Rehearsal,
+) -> Steering:
+    return Steering(
+        member=Member(membership.rank, membership.world_size, membership.host),
+        clock=clock,
+        phases=phases,
+        recorder=recorder,
+        pulse=Pulse(side) if side is not None else None,
+        ballot=Ballot(side, membership.host) if side is not None else None,
+        replicas=Replicas(_replicated(model), side),
+        checks=Checks(settings.check_share),
+        guard_mode=settings.guard,
+        start_step=settings.start_step,
+        on_result=outlet.on_result,
+        on_event=outlet.on_event,
+        samples=Samples(rehearsal, outlet.on_sample),
     )
 
 

@@ -163,3 +163,10 @@ def test_range_of_steps_can_be_asked(connection: Connection, run: StoredRun) -> 
 def test_switches_are_changes_of_the_codec_only(connection: Connection, run: StoredRun) -> None:
     run.send(steps(400, codec="int8", epoch=2, is_settling=True), steps(410, codec="none", epoch=3))
     assert switches(stretches(connection, run.id, "model")) == [(200, "int8"), (410, "none")]
+
+
+def test_gradient_match_is_a_curve_of_its_own(connection: Connection) -> None:
+    run = StoredRun(connection)
+    run.switch(5, 1, "int8")
+    run.send(steps(0, 10, codec="int8", epoch=1), metric(0, [0.99, 0.98, 0.97], name="gradwire/gradient_match"))
+    assert traces(figure(connection, run, "match"))["Gradient match"]["y"] == [0.99, 0.98, 0.97]

@@ -48,7 +48,7 @@ def test_newest_match_stands_and_all_are_a_curve(connection: Connection) -> None
     run = StoredRun(connection)
     run.switch(5, 1, "int8")
     run.send(steps(10, codec="int8", epoch=1), matched(10, 0.99), matched(20, 0.95, worst="head.weight"))
-    found = view(connection, run).match
+    found = view(connection, run).samples.match
     assert found is not None
     assert (found.step, found.cosine, found.worst_parameter) == (20, 0.95, "head.weight")
     curve = point_buckets(connection, run.id, "model", GRADIENT_MATCH)
@@ -60,14 +60,14 @@ def test_match_of_an_earlier_codec_is_not_shown(connection: Connection) -> None:
     run.switch(5, 1, "int8")
     run.send(steps(10, codec="int8", epoch=1), matched(10, 0.99))
     run.switch(20, 2, "none")
-    assert view(connection, run).match is None
+    assert view(connection, run).samples.match is None
 
 
 def test_rehearsals_are_added_up_over_buckets_and_replaced(connection: Connection) -> None:
     run = StoredRun(connection)
     run.send(steps(0), rehearsed("int8", 0, cosine=0.1), rehearsed("int8", 0, cosine=0.9), rehearsed("topk", 0))
     run.send(rehearsed("int8", 1, cosine=0.5, num_elements=3000))
-    found = {one.codec: one for one in view(connection, run).rehearsal}
+    found = {one.codec: one for one in view(connection, run).samples.rehearsal}
     assert set(found) == {"int8", "topk"}
     assert found["int8"].cosine == pytest.approx((0.9 * 1000 + 0.5 * 3000) / 4000)
     # Half of what codecs compress was tried.
@@ -79,9 +79,9 @@ def test_rehearsals_are_added_up_over_buckets_and_replaced(connection: Connectio
 def test_replicas_are_as_equal_as_last_compared(connection: Connection) -> None:
     run = StoredRun(connection)
     run.send(steps(0))
-    assert view(connection, run).replicas is None
+    assert view(connection, run).samples.replicas is None
     run.send(Points(name=REPLICAS_EQUAL, steps=(8,), values=(1.0,)))
     run.send(Points(name=REPLICAS_EQUAL, steps=(16,), values=(0.0,)))
-    found = view(connection, run).replicas
+    found = view(connection, run).samples.replicas
     assert found is not None
     assert (found.step, found.are_equal) == (16, False)

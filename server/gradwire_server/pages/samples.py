@@ -21,7 +21,7 @@ class Tried:
 
 def match(words: Wording, view: RunView) -> tuple[str, str]:
     """Return the gradient match, and the tensor that it is worst for; dashes before a sample."""
-    found = view.match
+    found = view.samples.match
     if found is None:
         is_on = view.plan.codec != "none"
         return "–", words.say("Not sampled yet.") if is_on else words.say("Nothing is compressed.")
@@ -37,7 +37,7 @@ def match(words: Wording, view: RunView) -> tuple[str, str]:
 
 def copies(words: Wording, view: RunView) -> tuple[str, str]:
     """Return whether all ranks hold the same parameters, and since when that is known."""
-    found = view.replicas
+    found = view.samples.replicas
     if found is None:
         return "–", words.say("Not compared yet.")
     state = words.say("equal") if found.are_equal else words.say("different")
@@ -62,15 +62,15 @@ def tried(words: Wording, view: RunView) -> list[Tried]:
             memory=size(one.codec),
             is_present=one.codec == view.plan.codec,
         )
-        for one in sorted(view.rehearsal, key=lambda one: one.relative_error)
+        for one in sorted(view.samples.rehearsal, key=lambda one: one.relative_error)
     ]
 
 
 def concentration(words: Wording, view: RunView) -> str:
     """Return how much of the gradients the largest elements hold; "" before it is known."""
-    if not view.rehearsal:
+    if not view.samples.rehearsal:
         return ""
-    small, middle, large = (words.percent(share) for share in view.rehearsal[-1].norm_shares)
+    small, middle, large = (words.percent(share) for share in view.samples.rehearsal[-1].norm_shares)
     return words.say(
         "The largest 1 % of the values hold {small} of the gradient norm, 5 % hold {middle}, 25 % hold {large}.",
         small=small,

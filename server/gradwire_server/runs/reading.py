@@ -7,11 +7,12 @@ from sqlalchemy import Connection, RowMapping, and_, func, or_, select
 
 from gradwire_server.database.tables import points, runs
 from gradwire_server.quality.reading import quality
-from gradwire_server.runs import loop, samples
+from gradwire_server.runs import loop
 from gradwire_server.runs.changes import changes, event_views
 from gradwire_server.runs.evidence import Evidence, gather, judge, measured_cost, ratio_on_wire
 from gradwire_server.runs.history import differing_parameter
 from gradwire_server.runs.machines import machines_view
+from gradwire_server.runs.samples import samples_view
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.status import status
 from gradwire_server.runs.views import (
@@ -96,9 +97,7 @@ def run_view(
         route=source.facts.routes.get(source.plan.codec),
         baseline_choices=_baseline_choices(connection, source),
         num_nonfinite=_num_nonfinite(connection, source),
-        match=samples.gradient_match(connection, source),
-        replicas=samples.replicas(connection, source),
-        rehearsal=samples.rehearsal(connection, source),
+        samples=samples_view(connection, source),
         changes=made,
         events=event_views(connection, source.id),
     )

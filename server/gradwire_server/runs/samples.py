@@ -7,13 +7,22 @@ from sqlalchemy import Connection, RowMapping, select
 from gradwire_server.database.tables import matches, points, rehearsals
 from gradwire_server.ingest.samples import REPLICAS_EQUAL
 from gradwire_server.runs.sources import RunSource
-from gradwire_server.runs.views import MatchView, RehearsalView, ReplicasView
+from gradwire_server.runs.views import MatchView, RehearsalView, ReplicasView, SamplesView
 
 # Codecs times buckets; a model with more buckets shows the first ones.
 _MAX_ROWS = 2000
 
 
-def gradient_match(connection: Connection, source: RunSource) -> MatchView | None:
+def samples_view(connection: Connection, source: RunSource) -> SamplesView:
+    """Return what is known of the current attempt. Cost: three queries by key."""
+    return SamplesView(
+        match=_match(connection, source),
+        replicas=_replicas(connection, source),
+        rehearsal=_rehearsal(connection, source),
+    )
+
+
+def _match(connection: Connection, source: RunSource) -> MatchView | None:
     """Return the newest gradient match of the codec in use, None before there is one."""
     columns = matches.c
     statement = select(matches).where(
@@ -29,7 +38,7 @@ def gradient_match(connection: Connection, source: RunSource) -> MatchView | Non
     return MatchView(**{name: row[name] for name in names})
 
 
-def replicas(connection: Connection, source: RunSource) -> ReplicasView | None:
+def _replicas(connection: Connection, source: RunSource) -> ReplicasView | None:
     """Return when the copies of the model were compared last and whether they were equal, None before."""
     columns = points.c
     statement = (
@@ -43,7 +52,7 @@ def replicas(connection: Connection, source: RunSource) -> ReplicasView | None:
     return None if row is None else ReplicasView(step=row.step, are_equal=row.value == 1)
 
 
-def rehearsal(connection: Connection, source: RunSource) -> tuple[RehearsalView, ...]:
+def _rehearsal(connection: Connection, source: RunSource) -> tuple[RehearsalView, ...]:
     """Return what each codec made of this model's gradients, over the buckets that were tried so far."""
     columns = rehearsals.c
     statement = (
@@ -62,7 +71,7 @@ def _view(codec: str, rows: Sequence[RowMapping]) -> RehearsalView:
     tried = max(1, sum(row["num_elements"] for row in rows))
 
     def mean(values: Sequence[float]) -> float:
-        return sum(value * row["num_elements"] for value, row in zip(values, rows, strict=True)) / tried
+        return float(sum(value * row["num_elements"] for value, row in zip(values, rows, strict=True))) / tried
 
     scale = rows[-1]["model_elements"] / tried
     return RehearsalView(

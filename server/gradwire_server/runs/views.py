@@ -220,6 +220,15 @@ class RehearsalView(Struct, frozen=True, kw_only=True):
     norm_shares: tuple[float, ...]
 
 
+class SamplesView(Struct, frozen=True, kw_only=True):
+    """What samples of gradients and parameters tell; None and empty before there are any."""
+
+    # Of the codec in use.
+    match: MatchView | None = None
+    replicas: ReplicasView | None = None
+    rehearsal: tuple[RehearsalView, ...] = ()
+
+
 class EventView(Struct, frozen=True, kw_only=True):
     """One line of the history."""
 
@@ -294,9 +303,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     # Other runs that can serve as the baseline: (id, name).
     baseline_choices: tuple[tuple[str, str], ...] = ()
     num_nonfinite: int = 0
-    match: MatchView | None = None
-    replicas: ReplicasView | None = None
-    rehearsal: tuple[RehearsalView, ...] = ()
+    samples: SamplesView = SamplesView()
     # Newest first, `last_change` among them; at most the newest 50.
     changes: tuple[DirectiveView, ...] = ()
     events: tuple[EventView, ...] = ()
