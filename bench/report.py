@@ -26,6 +26,7 @@ TITLES = {
     "link": "Training over shaped links",
     "scaling": "More ranks",
     "demo": "The demo",
+    "checks": "Check windows",
     "soak": "Soak",
 }
 

@@ -344,7 +344,7 @@ class Steering:
         if previous is not None and all(self._clock.is_ready(bucket.done) for bucket in previous.buckets):
             durations = own_durations(previous, self._clock)
         is_leader, check_exchanges = self._member.rank == 0, 0
-        if is_leader and previous is not None:
+        if is_leader and previous is not None and self._member.world_size > 1:
             syncs_per_step = self._num_syncs / max(1, self.step - self._start_step)
             ratio = bytes_saved_ratio(previous, self._member.world_size)
             check_exchanges = self._checks.wanted(exchange, ratio, syncs_per_step)

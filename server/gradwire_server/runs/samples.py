@@ -68,10 +68,11 @@ def _rehearsal(connection: Connection, source: RunSource) -> tuple[RehearsalView
 
 
 def _view(codec: str, rows: Sequence[RowMapping]) -> RehearsalView:
-    tried = max(1, sum(row["num_elements"] for row in rows))
+    tried: int = max(1, sum(row["num_elements"] for row in rows))
 
     def mean(values: Sequence[float]) -> float:
-        return float(sum(value * row["num_elements"] for value, row in zip(values, rows, strict=True))) / tried
+        total: float = sum(value * row["num_elements"] for value, row in zip(values, rows, strict=True))
+        return total / tried
 
     scale = rows[-1]["model_elements"] / tried
     return RehearsalView(
