@@ -1,6 +1,6 @@
 """Check windows against the truth: int8 over a shaped link, and plain DDP beside it in the same processes.
 
-Both train in turns, each its own copy of a byte transformer of 6 million parameters, two ranks behind links of 200
+Both train in turns, each its own copy of a byte transformer of a million parameters, two ranks behind links of 400
 Mbit/s. The truth is the wall time of a step of plain DDP over that of a compressed step outside of windows, by a
 clock around the steps; what is checked is the speed-up that the service states from the windows alone, through its
 own tables and arithmetic. Windows come as often as there are steps to compare with, far more often than in a
@@ -25,7 +25,7 @@ from bench.numbers import middle
 from bench.ranks import Cluster
 from bench.runner import Result, Target
 
-LINK = 200 * 1_000_000 // 8
+LINK = 400 * 1_000_000 // 8
 SECONDS, QUICK_SECONDS = 150.0, 40.0
 # Of the speed-up: what a window of 18 steps and its neighbours may be off.
 TOLERANCE = 0.05
