@@ -77,8 +77,8 @@ class Matches:
             first = self._sync * _STRIDE % (slot.numel - numel + 1)
             flat.append(torch.arange(slot.offset + first, slot.offset + first + numel))
             compact.append(torch.arange(starts[slot.name] + first, starts[slot.name] + first + numel))
-        places = torch.cat(flat).to(buffer.device, non_blocking=True)
-        owed = bucket.collective.owed_at(torch.cat(compact).to(buffer.device, non_blocking=True))
+        places = _moved(torch.cat(flat), buffer.device)
+        owed = bucket.collective.owed_at(_moved(torch.cat(compact), buffer.device))
         names, numels = tuple(slot.name for slot in slots), tuple(part.numel() for part in flat)
         self._parts.append(_Part(names, numels, places, buffer[places].float() + owed))
 
@@ -101,7 +101,7 @@ class Matches:
         exact = wanted.double() / ranks.world_size
         names = tuple(name for part in parts for name in part.names)
         numels = torch.tensor([numel for part in parts for numel in part.numels])
-        places = torch.repeat_interleave(torch.arange(len(names)), numels).to(got.device, non_blocking=True)
+        places = _moved(torch.repeat_interleave(torch.arange(len(names)), numels), got.device)
         products = torch.stack([exact * got, exact * exact, got * got], dim=1)
         sums = torch.zeros(len(names), 3, dtype=torch.float64, device=got.device).index_add_(0, places, products)
         arrival = None
@@ -129,6 +129,11 @@ class Matches:
         most = max(1, _MAX_TENSORS // max(1, num_buckets))
         stride = -(-len(filled) // most)
         return filled[self._sync % stride :: stride]
+
+
+def _moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on the device; from memory that is not pinned, the host might have to wait for it."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
 def _starts(slots: Sequence[Slot]) -> list[int]:
