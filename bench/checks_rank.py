@@ -36,7 +36,8 @@ def run(seconds: float) -> dict[str, Any]:
     # Windows as often as there are steps to compare with, for the sake of the benchmark.
     session._steering._checks._budget = Budget(1e9)
     records: list[StepWindow] = []
-    session._outlet._reporter.report = lambda record, **_: records.append(record)  # type: ignore[method-assign]
+    reporter: Any = session._outlet._reporter
+    reporter.report = lambda record, **_: records.append(record)
     spent: dict[str, list[float]] = {"plain": [], "int8": []}
     while _agree(time.monotonic() - began < seconds):
         with session.pause("plain DDP"):
