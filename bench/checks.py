@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from gradwire_protocol.identity import new_id
 from gradwire_protocol.messages import Batch
-from gradwire_protocol.records import AttemptStarted, NodeFacts, StepWindow
+from gradwire_protocol.records import AttemptStarted, NodeFacts, Record, StepWindow
 from gradwire_server.database.tables import metadata
 from gradwire_server.ingest.store import store_batch
 from gradwire_server.runs.reading import run_view
@@ -66,7 +66,8 @@ def stated(windows: list[StepWindow]) -> RunView:
     engine = create_engine("sqlite://")
     metadata.create_all(engine)
     with engine.connect() as connection:
-        for number, record in enumerate((started, *windows), start=1):
+        records: list[Record] = [started, *windows]
+        for number, record in enumerate(records, start=1):
             batch = Batch(run=run, attempt=attempt, model="model", node=0, number=number, records=(record,))
             store_batch(connection, batch, now=float(number))
         view = run_view(connection, run, float(len(windows) + 1))
