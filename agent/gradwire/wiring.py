@@ -52,7 +52,6 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
     membership = join(settings, model.process_group, time.time())
     side, unsteered_reason = _side(model.process_group, membership)
-    member = Member(membership.rank, membership.world_size, membership.host)
 
     clock = clock_for(parameters[0][1].device)
     phases = Phases(clock)
@@ -61,7 +60,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     recorder = Recorder(clock=clock, rank=membership.rank, on_window=outlet.on_window)
     if unsteered_reason:
         recorder.stop_comparing(unsteered_reason)
-    rehearsal = _rehearsal(parameters, clock, member, outlet)
+    rehearsal = _rehearsal(parameters, clock, membership, outlet)
     steering = _steering(model, settings, membership, side, clock, phases, recorder, outlet, rehearsal)
     exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
@@ -198,9 +197,9 @@ def _exchange(
     return exchange
 
 
-def _rehearsal(parameters: NamedParameters, clock: Clock, member: Member, outlet: Outlet) -> Rehearsal:
+def _rehearsal(parameters: NamedParameters, clock: Clock, membership: Membership, outlet: Outlet) -> Rehearsal:
     """Return what tries codecs: on rank 0 of several, since others would find the same."""
-    is_told = member.rank == 0 and member.world_size > 1
+    is_told = membership.rank == 0 and membership.world_size > 1
     num_elements = sum(one.numel for one in Plan(codec="int8").resolve(parameters) if one.codec != EXACT)
     return Rehearsal(clock, parameters[0][1].device, num_elements, outlet.on_sample if is_told else None)
 

@@ -343,5 +343,14 @@ class AttemptEnded(Struct, kw_only=True, tag="attempt_ended"):
 
 Result = Switched | Refused
 Record = (
-    AttemptStarted | StepWindow | HostWindow | Points | Event | Switched | Refused | Matched | Rehearsed | AttemptEnded
+    AttemptStarted
+    | StepWindow
+    | HostWindow
+    | Points
+    | Event
+    | Switched
+    | Refused
+    | Matched
+    | Rehearsed
+    | AttemptEnded
 )

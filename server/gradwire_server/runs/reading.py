@@ -59,10 +59,8 @@ def run_view(
     evidence = gather(connection, source)
     summary = _summary(connection, source, evidence, now, server_started_at)
     newest = evidence.newest
-    link = source.facts.link
     speed_on_wire = loop.wire_bytes_per_second(newest)
     rate, unit = loop.throughput(newest, source.attempt["world_size"])
-    made = changes(connection, source)
     return RunView(
         summary=summary,
         model=source.name,
@@ -79,14 +77,14 @@ def run_view(
         throughput_unit=unit,
         wire_bytes_per_second=speed_on_wire,
         bandwidth_use=loop.bandwidth_use(speed_on_wire, source),
-        link_bytes_per_second=link.nominal_bytes_per_second,
-        link_note=link.note,
+        link_bytes_per_second=source.facts.link.nominal_bytes_per_second,
+        link_note=source.facts.link.note,
         raw_share=loop.raw_share(newest),
         exposed_share=loop.exposed_share(newest, evidence.unknown_reason),
         quality=summary.quality,
         saving=_saving(source, evidence, summary.verdict, summary.status),
         finish_at=_finish_at(source, evidence, summary.status),
-        last_change=made[0] if made else None,
+        last_change=next(iter(changes(connection, source)), None),
         trust=_trust(connection, source, evidence, now, server_started_at),
         codecs=_codecs(source, evidence, summary.verdict),
         is_steered=source.facts.is_steered,
