@@ -25,6 +25,8 @@ TITLES = {
     "kernels": "Kernels",
     "link": "Training over shaped links",
     "scaling": "More ranks",
+    "truth": "What is measured against what is true",
+    "overhead": "What measuring costs",
     "demo": "The demo",
     "checks": "Check windows",
     "soak": "Soak",

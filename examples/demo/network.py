@@ -26,10 +26,14 @@ LEAST_BURST_BYTES = 68_000
 BURST_SECONDS = 0.002
 
 
+def burst_of(bytes_per_second: int) -> int:
+    """Return what may pass a link at once after a pause, bytes."""
+    return max(LEAST_BURST_BYTES, int(bytes_per_second * BURST_SECONDS))
+
+
 def shape_of(bytes_per_second: int) -> str:
     """Return the queueing discipline that lets at most so much through one end of a link."""
-    burst = max(LEAST_BURST_BYTES, int(bytes_per_second * BURST_SECONDS))
-    return f"tbf rate {8 * bytes_per_second}bit burst {burst} latency 100ms"
+    return f"tbf rate {8 * bytes_per_second}bit burst {burst_of(bytes_per_second)} latency 100ms"
 
 
 SHAPE = shape_of(BYTES_PER_SECOND)
