@@ -4,6 +4,7 @@ Rank 0 prints one JSON line: for each scenario and rank, the seconds that were i
 windows in the rank's spool hold, both summed over the same steps.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import gradwire
-import gradwire.wiring
 import msgspec
 import torch
 import torch.distributed as dist
+from gradwire import wiring
 from gradwire.transport.place import find_streams
 from gradwire.transport.spool import Spool
 from gradwire_compression.codecs.base import ScaledCodec
@@ -116,6 +117,12 @@ class _Backward(torch.autograd.Function):
         return gradients[0], None, None, None
 
 
+def injected_backward(x: Tensor, injection: Injection, seconds: float, is_first: bool) -> Tensor:
+    """Return `x`; its backward pass takes `seconds`."""
+    passed: Tensor = _Backward.apply(x, injection, seconds, is_first)  # type: ignore[no-untyped-call]
+    return passed
+
+
 class Model(nn.Module):
     """Two linear layers, one bucket each, whose passes take as long as the scenario says."""
 
@@ -131,9 +138,8 @@ class Model(nn.Module):
         """Take the scenario's time and use both layers."""
         injection, scenario = self._injection, self._injection.scenario
         injection.spend("forward", scenario.forward)
-        between = _Backward.apply(self.early(x), injection, scenario.between, False)
-        out: Tensor = _Backward.apply(self.late(between), injection, scenario.backward, True)
-        return out
+        between = injected_backward(self.early(x), injection, scenario.between, False)
+        return injected_backward(self.late(between), injection, scenario.backward, True)
 
 
 class SlowOptimizer(torch.optim.SGD):
@@ -217,14 +223,9 @@ class Trial:
         plan: dict[str, Any] = {"codec": "none"}
         if scenario.encode:
             plan = {"codec": "int8", "every_bucket": True, "min_elements": 0}
-        opening = gradwire.wiring.open_side_group
-        if not scenario.is_steered:
-            gradwire.wiring.open_side_group = _no_side_group
-        try:
+        with contextlib.nullcontext() if scenario.is_steered else without_side_group():
             spool = Path(self._settings.folder)
             return gradwire.attach(self._ddp, optimizer=self._optimizer, run=scenario.name, plan=plan, spool=spool)
-        finally:
-            gradwire.wiring.open_side_group = opening
 
     def _step(self, session: gradwire.Session) -> None:
         injection, scenario = self._injection, self._scenario
@@ -308,8 +309,20 @@ def sum_of_phases(window: StepWindow) -> float:
     return float(sum(booked)) + seconds.exposed_communication
 
 
-def _no_side_group(_group: object) -> None:
-    raise RuntimeError("the ranks could not open a gloo side group (taken away by the benchmark)")
+@contextlib.contextmanager
+def without_side_group() -> Iterator[None]:
+    """Let no agent that is attached here open its side group: it measures, and does not steer."""
+
+    def refuse(_group: object) -> None:
+        raise RuntimeError("the ranks could not open a gloo side group (taken away by the benchmark)")
+
+    name = "open_side_group"
+    opening = getattr(wiring, name)
+    setattr(wiring, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(wiring, name, opening)
 
 
 def main() -> None:
