@@ -31,6 +31,7 @@ DATA: dict[str, dict[str, object]] = {
     },
     "would_roll_back": {"reason": "the loss was not finite"},
     "replicas_agree": {},
+    "traced": {"stride": 4},
     "spared": {
         "codec": "int8",
         "num_spared": 2,

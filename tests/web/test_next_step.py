@@ -1,7 +1,8 @@
 """One sentence and one button for every situation."""
 
+import pytest
 from gradwire_server.pages.sentences.next_step import next_step
-from gradwire_server.runs.views import QualityView, RunView, StatusView
+from gradwire_server.runs.views import QualityView, RunView, StatusView, StragglerView, WaitingView
 from made_view import (
     NOW,
     chinese,
@@ -69,3 +70,19 @@ def test_an_ended_run_offers_nothing_to_turn_on() -> None:
 
 def test_a_run_that_cannot_be_steered_offers_nothing_to_turn_on() -> None:
     assert action(run_view(is_steered=False)) == ("link", "history")
+
+
+LATE = WaitingView(straggler=StragglerView(rank=3, host="node-02", others_wait_share=0.36))
+
+
+@pytest.mark.parametrize("kind", ["not_worth_it", "cannot_say", "not_measured"])
+def test_a_rank_that_others_wait_for_is_named_and_nothing_is_to_be_compressed(kind: str) -> None:
+    view = run_view(waiting=LATE, summary={"verdict": verdict_view(kind=kind)})
+    assert action(view) == ("link", "charts")
+    sentence = next_step(english(), view).sentence
+    share = english().percent(0.36)
+    assert sentence == f"Look at GPU 3 on node-02: the others wait for it during {share} of every step."
+
+
+def test_transfer_that_is_worth_compressing_comes_before_a_straggler() -> None:
+    assert action(run_view(waiting=LATE)) == ("turn_on", "int8")

@@ -148,6 +148,15 @@ def _clock_jumped(words: Wording, data: Data, device: str) -> str:
     return words.say("The clock of {rank} was set forward by {time}.", **values)
 
 
+def _traced(words: Wording, data: Data, device: str) -> str:
+    if data["stride"] == 1:
+        return words.say("Every step is traced again.")
+    return words.say(
+        "One in {count} steps is traced, so that measuring stays within its budget.",
+        count=words.number(data["stride"]),
+    )
+
+
 SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "attempt_started": _started,
     "attempt_ended": _ended,
@@ -165,4 +174,5 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "spared": _spared,
     "clock_skew": _clock_skew,
     "clock_jumped": _clock_jumped,
+    "traced": _traced,
 }

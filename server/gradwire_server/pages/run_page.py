@@ -102,6 +102,7 @@ def _communication(words: Wording, view: RunView) -> list[Fact]:
             words.say("The part that compression can give back"),
             words.say("exposed transfer share"),
         ),
+        _waiting(words, view),
         _measured(
             words,
             words.say("All communication, % of a step"),
@@ -110,6 +111,24 @@ def _communication(words: Wording, view: RunView) -> list[Fact]:
             words.say("With the part hidden behind computation"),
         ),
     ]
+
+
+def _waiting(words: Wording, view: RunView) -> Fact:
+    """Return the time spent waiting for slow ranks, and whom the others wait for."""
+    is_cpu = view.summary.device == "cpu"
+    name = words.say("Waiting for a slow process") if is_cpu else words.say("Waiting for a slow GPU")
+    note = words.say("Compression cannot give this back")
+    if view.waiting.straggler is not None:
+        who = next_step.straggler(words, view.waiting.straggler, view.summary.device)
+        note = words.say("The others wait for {who}", who=who)
+    return _measured(
+        words,
+        name,
+        view.waiting.share,
+        lambda value: words.percent(value, 1 if value < 0.1 else 0),
+        note,
+        words.say("straggler wait"),
+    )
 
 
 def _measured(words: Wording, name: str, measure: Measure, show: Any, note: str = "", term: str = "") -> Fact:

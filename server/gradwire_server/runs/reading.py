@@ -15,6 +15,7 @@ from gradwire_server.runs.machines import machines_view
 from gradwire_server.runs.samples import samples_view
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.status import status
+from gradwire_server.runs.stragglers import waiting
 from gradwire_server.runs.views import (
     CodecChoice,
     Measure,
@@ -53,14 +54,14 @@ def run_view(
         model: Name of the model; None for the first of the current attempt.
         server_started_at: `Services.started_at`: the server's own downtime is nobody's silence.
     """
-    source = load_source(connection, run, model)
-    if source is None:
+    if (source := load_source(connection, run, model)) is None:
         return None
     evidence = gather(connection, source)
     summary = _summary(connection, source, evidence, now, server_started_at)
     newest = evidence.newest
     speed_on_wire = loop.wire_bytes_per_second(newest)
     rate, unit = loop.throughput(newest, source.attempt["world_size"])
+    made = changes(connection, source)
     return RunView(
         summary=summary,
         model=source.name,
@@ -84,7 +85,7 @@ def run_view(
         quality=summary.quality,
         saving=_saving(source, evidence, summary.verdict, summary.status),
         finish_at=_finish_at(source, evidence, summary.status),
-        last_change=next(iter(changes(connection, source)), None),
+        last_change=made[0] if made else None,
         trust=_trust(connection, source, evidence, now, server_started_at),
         codecs=_codecs(source, evidence, summary.verdict),
         is_steered=source.facts.is_steered,
@@ -96,6 +97,7 @@ def run_view(
         baseline_choices=_baseline_choices(connection, source),
         num_nonfinite=_num_nonfinite(connection, source),
         samples=samples_view(connection, source),
+        waiting=waiting(connection, source, newest, evidence.unknown_reason),
         changes=made,
         events=event_views(connection, source.id),
     )

@@ -140,6 +140,23 @@ class TrustView(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class StragglerView(Struct, frozen=True, kw_only=True):
+    """The one rank that all others wait for."""
+
+    rank: int
+    host: str
+    # What the others wait, as a share of their step; the median over them.
+    others_wait_share: float
+
+
+class WaitingView(Struct, frozen=True, kw_only=True):
+    """Waiting for slow ranks, which compression cannot shorten."""
+
+    # Of training time, over the newest steps.
+    share: Measure = Measure()
+    straggler: StragglerView | None = None
+
+
 class CodecChoice(Struct, frozen=True, kw_only=True):
     """One entry of the control panel."""
 
@@ -304,6 +321,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     baseline_choices: tuple[tuple[str, str], ...] = ()
     num_nonfinite: int = 0
     samples: SamplesView = SamplesView()
+    waiting: WaitingView = WaitingView()
     # Newest first, `last_change` among them; at most the newest 50.
     changes: tuple[DirectiveView, ...] = ()
     events: tuple[EventView, ...] = ()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from gradwire_server.pages.sentences.change import ENDED_STATES, OPEN_STATES
 from gradwire_server.pages.wording import Wording
-from gradwire_server.runs.views import RunView
+from gradwire_server.runs.views import RunView, StragglerView
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,14 @@ def _speed(words: Wording, view: RunView) -> NextStep:
         codec = verdict.suggested_codec
         sentence = words.say("Try {codec}: it can be taken back with one click at any time.", codec=codec)
         return NextStep(sentence, words.say("Turn on {codec}", codec=codec), "turn_on", codec=codec)
+    slow = view.waiting.straggler
+    if slow is not None and verdict.kind in ("not_worth_it", "cannot_say", "not_measured"):
+        sentence = words.say(
+            "Look at {who}: the others wait for it during {share} of every step.",
+            who=straggler(words, slow, view.summary.device),
+            share=words.percent(slow.others_wait_share),
+        )
+        return _see(sentence, words.say("See where a step goes"), "charts")
     if verdict.kind == "not_worth_it":
         return _see(
             words.say("Leave compression off and look at where the time goes."),
@@ -87,6 +95,12 @@ def _speed(words: Wording, view: RunView) -> NextStep:
         words.say("See the charts"),
         "charts",
     )
+
+
+def straggler(words: Wording, view: StragglerView, device: str) -> str:
+    """Return the rank that the others wait for, with its host."""
+    rank = words.rank(view.rank, device)
+    return words.say("{rank} on {host}", rank=rank, host=view.host) if view.host else rank
 
 
 def _see(sentence: str, label: str, target: str) -> NextStep:
