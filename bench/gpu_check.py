@@ -2,6 +2,8 @@
 
 Without a CUDA device, or without Triton, it says so and shows no figures. No speed is shown unless all results are
 equal: those of each kernel, and the averages of DDP training over NCCL, on one GPU and on two where there are two.
+Nor is it unless the agent's events tell how long kernels of known length took, read by the agent's own thread
+alone, without a step that waits for the device.
 """
 
 import os
@@ -24,6 +26,7 @@ from gradwire_compression.layout import Layout
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from bench.gpu_timing import timing_on_rank
 from bench.runner import Result, Row, Target, main
 
 CASTS = ("bf16", "fp16")
@@ -244,6 +247,13 @@ def exchange(world_size: int, backend: str = "nccl") -> None:
         mp.spawn(train_on_rank, (world_size, store, backend), nprocs=world_size)  # type: ignore[attr-defined, no-untyped-call]
 
 
+def timing(backend: str = "nccl") -> None:
+    """Check the agent's phases in a process of its own; raises what it raised."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")
+        mp.spawn(timing_on_rank, (store, backend, nothing_waits), nprocs=1)  # type: ignore[attr-defined, no-untyped-call]
+
+
 def seconds_of(run: Callable[[], object], repetitions: int) -> float:
     """Return the median time of `run` on the current device, after it was compiled."""
     for _ in range(3):
@@ -307,6 +317,7 @@ def measure(quick: bool) -> Result:
     exchange(1)
     if num_gpus >= 2:
         exchange(2)
+    timing()
     rows = speed_rows(device, 10 if quick else 50)
     slowest = min(row["of copy"] for row in rows if row["operation"] in ("encode", "decode"))
     name = torch.cuda.get_device_name(device)

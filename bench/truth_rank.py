@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import gradwire
-import msgspec
 import torch
 import torch.distributed as dist
 from gradwire import wiring
 from gradwire.transport.place import find_streams
-from gradwire.transport.spool import Spool
 from gradwire_compression.codecs.base import ScaledCodec
-from gradwire_protocol.records import Record, StepWindow
+from gradwire_protocol.records import StepWindow
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from bench.gpu_timing import spooled
 
 PHASES = ("data_wait", "forward", "backward", "transfer", "wait", "codec", "optimizer", "pause", "other")
 # Where a window holds a phase under another name.
@@ -266,16 +266,9 @@ class Trial:
 
     def _recorded(self, run: str) -> Iterator[StepWindow]:
         """Yield the windows that this rank's agent left in its spool."""
-        decoder = msgspec.json.Decoder(Record)
         for folder, facts in find_streams(Path(self._settings.folder) / run):
-            if dist.get_rank() not in facts.started.node.ranks:
-                continue
-            spool = Spool(folder)
-            while (batch := spool.next_batch()) is not None:
-                records = [decoder.decode(record) for record in batch.records]
-                yield from (record for record in records if isinstance(record, StepWindow))
-                spool.acknowledge(batch.number)
-            spool.close()
+            if dist.get_rank() in facts.started.node.ranks:
+                yield from spooled(folder)
 
     def _injected(self, windows: Sequence[StepWindow]) -> dict[str, float]:
         """Sum the truth over the steps that the windows speak of."""

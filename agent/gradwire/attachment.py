@@ -35,13 +35,14 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     check_share: float | None = None,
     guard: str | None = None,
+    budget: float | None = None,
 ) -> Session:
     """Attach to a DDP model on every rank, before its first backward pass or between steps.
 
     Everything has a default and most have an environment variable (`GRADWIRE_SERVER`, `GRADWIRE_TOKEN`,
     `GRADWIRE_RUN`, `GRADWIRE_RUN_ID`, `GRADWIRE_PROJECT`, `GRADWIRE_PLAN`, `GRADWIRE_SPOOL`,
-    `GRADWIRE_CHECK_SHARE`, `GRADWIRE_GUARD`); an explicit argument wins. Without a server the agent still measures,
-    guards and compresses, and keeps its data in the spool.
+    `GRADWIRE_CHECK_SHARE`, `GRADWIRE_GUARD`, `GRADWIRE_BUDGET`); an explicit argument wins. Without a server the
+    agent still measures, guards and compresses, and keeps its data in the spool.
 
     Args:
         model: Wrapped model without a communication hook of its own.
@@ -66,6 +67,7 @@ def attach(
         guard: What the agent does by itself when a loss is not finite or far above what it was, or compressed
             gradients no longer resemble exact ones: "act" rolls back to uncompressed, "report" only says so in the
             run's history, "off" does nothing.
+        budget: Share of training time that measuring may take, 0.01 by default; above it fewer steps are traced.
 
     Raises:
         SettingError: An argument or variable is not acceptable.

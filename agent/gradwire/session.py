@@ -100,12 +100,16 @@ class Session:
             steering = self._steering
             if loss is not None:
                 self._losses.note(steering.step, loss, float(samples or tokens or 1))
-            marks, syncs, end = self._phases.take()
+            step, is_traced = steering.step, self._phases.is_traced
+            epoch, codec = steering.epoch, steering.codec
+            is_settling, is_check = steering.is_settling, steering.is_check
+            steering.step += 1
+            marks, syncs, end = self._phases.take(traces_next=steering.traces)
             trace = StepTrace(
-                step=steering.step,
-                epoch=steering.epoch,
-                codec=steering.codec,
-                is_settling=steering.is_settling,
+                step=step,
+                epoch=epoch,
+                codec=codec,
+                is_settling=is_settling,
                 marks=marks,
                 end=end,
                 started_at=self._step_started_at,
@@ -113,19 +117,19 @@ class Session:
                 samples=int(samples),
                 tokens=int(tokens),
                 syncs=syncs,
-                is_check=steering.is_check,
+                is_check=is_check,
+                is_traced=is_traced,
             )
             self._step_started_at = time.time()
             self._recorder.add(trace)
-            self._warn_of_left_out()
-            if jumped := self._wall_clock.jump(steering.step, self._membership.rank):
+            self._warn_of_left_out(step)
+            if jumped := self._wall_clock.jump(step, self._membership.rank):
                 self._outlet.on_event(jumped)
-            self._rehearsal.run(self._phases, steering.step)
-            steering.step += 1
+            self._rehearsal.run(self._phases, step)
             steering.agent_seconds = time.perf_counter() - began
 
-    def _warn_of_left_out(self) -> None:
-        problem = self._left_out.look(self._steering.step)
+    def _warn_of_left_out(self, step: int) -> None:
+        problem = self._left_out.look(step)
         # All ranks unfreeze alike; one of them says so.
         if problem and self._membership.rank == 0:
             log.warning("gradwire: %s", problem)

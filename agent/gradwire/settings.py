@@ -13,6 +13,7 @@ from gradwire_protocol.plans import PlanSpec, validate_plan
 from gradwire_protocol.records import LinkFacts
 
 from gradwire.errors import SettingError
+from gradwire.timing.cost import BUDGET
 from gradwire.transport.http import clean_server, clean_token
 
 # What the agent reads, argument by argument; `gradwire run` passes everything this way.
@@ -29,6 +30,7 @@ ENVIRONMENT = {
     "link_test": "GRADWIRE_LINKTEST",
     "check_share": "GRADWIRE_CHECK_SHARE",
     "guard": "GRADWIRE_GUARD",
+    "budget": "GRADWIRE_BUDGET",
 }
 
 # Part of the time compressed that all check windows together may take.
@@ -64,6 +66,8 @@ class Settings:
     # Share of the time that check windows may take, 0 for none.
     check_share: float
     guard: GuardMode
+    # Share of training time that measuring may take.
+    budget: float = BUDGET
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -99,6 +103,7 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
             loss_scale=_loss_scale(arguments.get("scaler")),
             guard=_guard(values["guard"]),
             check_share=_share(values["check_share"], "check_share", DEFAULT_CHECK_SHARE),
+            budget=_positive(values["budget"], "budget") or BUDGET,
         )
     except ProtocolError as error:
         raise SettingError(f"{error.field}: {error}") from error

@@ -32,6 +32,7 @@ from gradwire.steering.samples import Samples
 from gradwire.steering.side import Side
 from gradwire.steering.steering import Steering
 from gradwire.timing.clock import Clock, clock_for
+from gradwire.timing.cost import OwnCost
 from gradwire.timing.phases import Phases, install
 from gradwire.timing.recorder import Recorder
 from gradwire.transport.node import open_reporter
@@ -57,11 +58,12 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     phases = Phases(clock)
     losses = Losses(lambda step, value: steering.guard.observe_loss(step, value))
     outlet = Outlet(membership, settings.model, losses)
-    recorder = Recorder(clock=clock, rank=membership.rank, on_window=outlet.on_window)
+    cost = OwnCost(settings.budget)
+    recorder = Recorder(clock=clock, rank=membership.rank, on_window=outlet.on_window, cost=cost)
     if unsteered_reason:
         recorder.stop_comparing(unsteered_reason)
     rehearsal = _rehearsal(parameters, clock, membership, outlet)
-    steering = _steering(model, settings, membership, side, clock, phases, recorder, outlet, rehearsal)
+    steering = _steering(model, settings, membership, side, cost, phases, recorder, outlet, rehearsal)
     exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
     started = attempt_started(
@@ -93,7 +95,7 @@ def _steering(
     settings: Settings,
     membership: Membership,
     side: Side | None,
-    clock: Clock,
+    cost: OwnCost,
     phases: Phases,
     recorder: Recorder,
     outlet: Outlet,
@@ -101,13 +103,13 @@ def _steering(
 ) -> Steering:
     return Steering(
         member=Member(membership.rank, membership.world_size, membership.host),
-        clock=clock,
         phases=phases,
         recorder=recorder,
         pulse=Pulse(side) if side is not None else None,
         ballot=Ballot(side, membership.host) if side is not None else None,
         replicas=Replicas(_replicated(model), side),
         checks=Checks(settings.check_share),
+        cost=cost,
         guard_mode=settings.guard,
         start_step=settings.start_step,
         on_result=outlet.on_result,

@@ -178,7 +178,7 @@ class PhaseSeconds(Struct, kw_only=True):
     # Codec work, exposed or not.
     encode: float = 0.0
     decode: float = 0.0
-    # The agent's own work inside the step.
+    # The agent's own work: on the training thread, and the CPU time of the agent's threads.
     agent: float = 0.0
 
 
@@ -257,7 +257,7 @@ class Event(Struct, kw_only=True, tag="event"):
     at: float
     step: int
     # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "redistributed",
-    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "would_roll_back", "note"
+    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "traced", "would_roll_back", "note"
     kind: str
     message: str
     rank: int | None = None

@@ -3,7 +3,7 @@
 import pytest
 from gradwire.timing.clock import MonotonicClock
 from gradwire.timing.recorder import Recorder
-from gradwire.timing.sums import NOT_COMPARED
+from gradwire.timing.sums import NOT_COMPARED, NOT_TRACED
 from gradwire.timing.trace import BucketStamps, StepTrace, SyncTrace
 from gradwire_protocol.records import StepWindow
 
@@ -81,6 +81,37 @@ def test_no_comparison_is_unknown_with_a_reason():
     assert window.seconds.straggler_wait is None
     assert window.seconds.exposed_communication == pytest.approx(3.0)
     assert window.unknown_reason == NOT_COMPARED
+
+
+def untraced(number: int, *, pause: float = 0.0) -> StepTrace:
+    """A step of 10 s of which only the length and a pause are known."""
+    trace, t = step(number), number * 10.0
+    trace.marks = [("untraced", t), ("pause", t + 5), ("untraced", t + 5 + pause)]
+    trace.syncs = [SyncTrace(number, is_traced=False)]
+    trace.is_traced = False
+    return trace
+
+
+def test_traced_steps_stand_for_those_that_are_not():
+    (window,) = record(untraced(1), untraced(2, pause=4), step(3), (3, (1.5,), True))
+    # Twice 6 s and once 10 s of work beside the traced 10 s.
+    assert window.num_steps == 3
+    assert window.seconds.step == pytest.approx(30)
+    assert window.seconds.pause == pytest.approx(4)
+    assert window.seconds.forward == pytest.approx(2 * 26 / 10)
+    assert window.seconds.exposed_communication == pytest.approx(3 * 26 / 10)
+    assert window.seconds.exposed_transfer == pytest.approx(1.5 * 26 / 10)
+    assert (window.samples, window.logical_bytes, window.wire_bytes) == (24, 300, 150)
+    parts = ("data_wait", "forward", "backward", "exposed_communication", "exposed_codec", "optimizer", "pause")
+    assert sum(getattr(window.seconds, part) for part in (*parts, "other")) == pytest.approx(30)
+
+
+def test_a_window_without_a_traced_step_says_why_it_knows_nothing():
+    (window,) = record(untraced(1), untraced(2))
+    assert window.unknown_reason == NOT_TRACED
+    assert window.seconds.exposed_transfer is None
+    assert window.seconds.other == pytest.approx(20)
+    assert window.num_steps == 2
 
 
 def test_without_a_pulse_the_reason_is_the_groups():

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from gradwire_protocol.records import PhaseSeconds, StepWindow
+
+from bench import gpu_timing
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +58,8 @@ def run(tmp_path, code):
     pytest.importorskip("triton", reason="Triton is not installed here")
     script = tmp_path / "script.py"
     script.write_text(code)
-    environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path}
     return subprocess.run(
         [sys.executable, str(script)],
         env=os.environ | environment,
@@ -90,3 +94,41 @@ def test_without_a_gpu_it_says_so_and_shows_no_figures():
     )
     assert outcome.returncode == 0
     assert outcome.stdout == "no CUDA device here: nothing was checked or measured\n"
+
+
+TIMING = """
+from bench import gpu_check
+if __name__ == "__main__":
+    gpu_check.timing("gloo")
+    print("known")
+"""
+
+
+def test_the_check_of_the_agents_phases_holds_where_steps_sleep(tmp_path):
+    outcome = run(tmp_path, TIMING)
+    assert outcome.stdout.strip().endswith("known"), outcome.stderr
+
+
+def window(**seconds: float) -> StepWindow:
+    values = {"step": 0.6, "forward": 0.2, "backward": 0.3} | seconds
+    return StepWindow(
+        first_step=3,
+        last_step=12,
+        num_steps=10,
+        num_rank_steps=10,
+        epoch=0,
+        codec="none",
+        seconds=PhaseSeconds(**values),
+    )
+
+
+def test_phases_that_are_off_and_other_readers_of_the_clock_are_refused():
+    gpu_timing.judge([window()], {gpu_timing.READER})
+    with pytest.raises(RuntimeError, match=r"forward took 20\.0 ms of a step and was measured as 24\.0 ms"):
+        gpu_timing.judge([window(forward=0.24)], {gpu_timing.READER})
+    with pytest.raises(RuntimeError, match="backward took"):
+        gpu_timing.judge([window(backward=0.2)], set())
+    with pytest.raises(RuntimeError, match="MainThread"):
+        gpu_timing.judge([window()], {"MainThread"})
+    with pytest.raises(RuntimeError, match="no settled step"):
+        gpu_timing.judge([], set())

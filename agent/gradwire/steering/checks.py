@@ -9,6 +9,10 @@ from collections import deque
 
 from gradwire_compression import Exchange
 
+from gradwire.steering.member import Member
+from gradwire.timing.sums import bytes_saved_ratio
+from gradwire.timing.trace import SyncTrace
+
 # Uncompressed steps of a window, and the first ones after each change that comparisons leave out.
 CHECK_STEPS = 20
 SETTLING_STEPS = 2
@@ -123,9 +127,19 @@ class Checks:
                 self._covered.append((self._covered.pop()[0], step - 1))
         self._budget.tick(now, codec, is_checking=self._is_on)
 
-    def wanted(self, exchange: Exchange, wire_ratio: float, syncs_per_step: float) -> int:
-        """Return of how many exchanges a window should be that begins now, 0 for none; rank 0's word counts."""
+    def wanted(self, exchange: Exchange, newest: SyncTrace | None, member: Member, syncs_per_step: float) -> int:
+        """Return of how many exchanges a window should be that begins now, 0 for none; rank 0's word counts.
+
+        Args:
+            exchange: In its `end_sync`.
+            newest: The newest traced exchange, None before there is one.
+            member: This rank.
+            syncs_per_step: Exchanges of a step, as far as is known.
+        """
+        if newest is None or member.rank > 0 or member.world_size == 1:
+            return 0
         if exchange.is_held or exchange.is_settling or not 0 < syncs_per_step < _MAX_SYNCS_PER_STEP:
             return 0
         num_exchanges = CHECK_STEPS * max(1, round(syncs_per_step))
-        return num_exchanges if self._budget.allows(num_exchanges, wire_ratio) else 0
+        ratio = bytes_saved_ratio(newest, member.world_size)
+        return num_exchanges if self._budget.allows(num_exchanges, ratio) else 0

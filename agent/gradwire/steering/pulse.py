@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from gradwire_compression import Plan
 from torch import Tensor
 
 from gradwire.steering.side import Pending, Side
@@ -20,7 +21,7 @@ MAX_BUCKETS = 256
 # Why a rank asks everybody to go back to uncompressed, or only says that it would; the largest wins.
 NO_ROLLBACK, GUARD_REPORT, LOCAL_ROLLBACK, GUARD_ROLLBACK = 0, 1, 2, 3
 
-_NUM_FACTS = 22
+_NUM_FACTS = 23
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Facts:
     checksum: int | None = None
     # Exchanges of a check window that should begin, 0 for none; only rank 0 says so.
     check_exchanges: int = 0
+    # One in so many steps should be traced.
+    stride: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Agreement:
     # Whether all ranks read the same parameters; None if some rank does not know yet.
     has_equal_replicas: bool | None
     check_exchanges: int = 0
+    # The largest that any rank asked for.
+    stride: int = 1
 
 
 def encode(facts: Facts) -> Tensor:
@@ -89,6 +94,7 @@ def encode(facts: Facts) -> Tensor:
         *_both(facts.checksum or 0),
         int(facts.checksum is not None),
         -facts.check_exchanges,
+        -facts.stride,
     ]
     entries = [float(value) for value in head]
     entries += [math.inf] * (_NUM_FACTS - len(entries))
@@ -118,6 +124,7 @@ def decode(entries: Tensor) -> Agreement:
         least_durations=least,
         has_equal_replicas=_equal(values, 18) is not None if values[20] == 1 else None,
         check_exchanges=int(-values[21]),
+        stride=max(1, int(-values[22])),
     )
 
 
@@ -128,6 +135,20 @@ def _both(value: int) -> tuple[int, int]:
 def _equal(values: list[float], index: int) -> float | None:
     """Return the value that all ranks stated at `index`, None if they differ."""
     return values[index] if values[index] == -values[index + 1] else None
+
+
+class PlanHash:
+    """The hash of the plan in use: to hash one costs as much as to send the pulse, and plans change rarely."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._hash = 0
+
+    def of(self, plan: Plan) -> int:
+        """Return the plan's hash."""
+        if plan is not self._plan:
+            self._plan, self._hash = plan, plan.hash()
+        return self._hash
 
 
 class Pulse:

@@ -24,15 +24,15 @@ from gradwire.steering.cadence import Cadence
 from gradwire.steering.checks import SETTLING_STEPS, Checks
 from gradwire.steering.guard import Guard
 from gradwire.steering.member import Member
-from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, Pulse
+from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, PlanHash, Pulse
 from gradwire.steering.replicas import Replicas
 from gradwire.steering.results import Cause, switched, would_roll_back
 from gradwire.steering.samples import Samples
+from gradwire.steering.tracing import Tracing
 from gradwire.steering.wish import Wish
-from gradwire.timing.clock import Clock
+from gradwire.timing.cost import OwnCost
 from gradwire.timing.phases import Phases
 from gradwire.timing.recorder import Recorder
-from gradwire.timing.sums import bytes_saved_ratio, own_durations
 from gradwire.timing.trace import BucketStamps, SyncTrace
 
 log = logging.getLogger("gradwire")
@@ -54,7 +54,6 @@ class Steering:
         self,
         *,
         member: Member,
-        clock: Clock,
         phases: Phases,
         recorder: Recorder,
         pulse: Pulse | None,
@@ -62,25 +61,25 @@ class Steering:
         replicas: Replicas,
         checks: Checks,
         guard_mode: GuardMode,
+        cost: OwnCost,
         start_step: int,
         on_result: Callable[[Result, bool], None],
         on_event: Callable[[Event], None],
         samples: Samples,
     ) -> None:
         self._member = member
-        self._clock = clock
         self._phases = phases
         self._recorder = recorder
         self._pulse = pulse
         self._ballot = ballot
         self._replicas, self._spared, self._checks = replicas, Spared(), checks
+        self._tracing, self._plan_hash = Tracing(recorder, cost), PlanHash()
         self._on_result = on_result
         self._on_event = on_event
         self._samples, self.bucket_ready = samples, samples.rehearsal.look
         self._lock = threading.Lock()
         self._cadence = Cadence()
         self._sync: SyncTrace | None = None
-        self._previous_sync: SyncTrace | None = None
         self._num_syncs = 0
         # Directives are known to rank 0 only, until it announces their revision.
         self._newest: Directive | None = None
@@ -125,6 +124,11 @@ class Steering:
         is_newly_warm = 0 < self._num_syncs - exchange.plan.warmup_steps <= SETTLING_STEPS
         is_new = self.step < self.since_step + SETTLING_STEPS or self._checks.is_settling(self.step)
         return is_new or is_newly_warm or exchange.is_settling
+
+    @property
+    def traces(self) -> bool:
+        """Whether the step in progress is to be traced: every step, or one in as many as the ranks agreed on."""
+        return self._tracing.is_due(self.step, is_steered=self._pulse is not None) or self.is_settling
 
     def offer(self, directive: Directive) -> None:
         """Take a directive from the server; rank 0 only, any thread."""
@@ -187,7 +191,8 @@ class Steering:
             return
         began = time.perf_counter()
         self._num_syncs += 1
-        self._previous_sync, self._sync = self._sync, self._phases.begin_sync(self._num_syncs)
+        self._tracing.end(self._sync)
+        self._sync = self._phases.begin_sync(self._num_syncs)
         self._cadence.tick(began)
         if self._pulse is not None and self._pulse.is_in_flight:
             agreement = self._await_pulse(self._pulse)
@@ -210,7 +215,7 @@ class Steering:
     def bucket_done(self, timing: BucketTiming) -> None:
         """Note one bucket's stamps."""
         sync = self._sync
-        if sync is not None and not self._is_stopped:
+        if sync is not None and sync.is_traced and not self._is_stopped:
             sync.buckets.append(
                 BucketStamps(
                     timing.index, timing.ready, timing.done, timing.codec, timing.logical_bytes, timing.wire_bytes
@@ -241,6 +246,7 @@ class Steering:
 
     def _act(self, agreement: Agreement) -> None:
         self._cadence.agree(self._num_syncs - 1, agreement.interval)
+        self._speak(self._tracing.agree(agreement.stride, self.step))
         self._recorder.split(
             agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
         )
@@ -339,32 +345,29 @@ class Steering:
         self.tell("unsteered", reason[:500], level="error")
 
     def _facts(self) -> Facts:
-        exchange, previous = self._exchange(), self._previous_sync
-        durations: list[float] = []
-        if previous is not None and all(self._clock.is_ready(bucket.done) for bucket in previous.buckets):
-            durations = own_durations(previous, self._clock)
-        is_leader, check_exchanges = self._member.rank == 0, 0
-        if is_leader and previous is not None and self._member.world_size > 1:
-            syncs_per_step = self._num_syncs / max(1, self.step - self._start_step)
-            ratio = bytes_saved_ratio(previous, self._member.world_size)
-            check_exchanges = self._checks.wanted(exchange, ratio, syncs_per_step)
+        exchange = self._exchange()
+        durations_sync, durations = self._tracing.compared()
+        is_leader = self._member.rank == 0
+        syncs_per_step = self._num_syncs / max(1, self.step - self._start_step)
         with self._lock:
             newest, rollback = self._newest, self._wish.kind
         return Facts(
             newest_revision=newest.revision if newest is not None else 0,
             epoch=self.epoch,
-            plan_hash=exchange.plan.hash(),
+            plan_hash=self._plan_hash.of(exchange.plan),
             layout_hash=exchange.layout_hash(),
             sync=self._num_syncs,
             rollback=rollback,
             rollback_rank=self._member.rank if rollback else -1,
             is_stopping=self._is_stopping,
             closes_window=is_leader and self._cadence.closes_window(time.perf_counter()),
-            interval=self._cadence.wanted_interval() if is_leader else float("inf"),
-            durations_sync=previous.number if previous is not None else 0,
+            # A pulse costs as much as the traces of some steps; whoever saves on these saves on pulses too.
+            interval=self._cadence.wanted_interval(self._tracing.stride) if is_leader else float("inf"),
+            durations_sync=durations_sync,
             durations=durations,
             checksum=self._replicas.checksum(self.step, is_training=not self._phases.is_shadow),
-            check_exchanges=check_exchanges,
+            check_exchanges=self._checks.wanted(exchange, self._tracing.newest, self._member, syncs_per_step),
+            stride=self._tracing.wanted_stride,
         )
 
     def _switched(

@@ -26,6 +26,8 @@ class Phases:
         self._clock = clock
         self.marks: list[tuple[Phase, Stamp]] = [("data_wait", clock.stamp())]
         self.syncs: list[SyncTrace] = []
+        # Whether the step in progress is traced; of others only the length and the pauses are noted.
+        self.is_traced = True
         self._is_paused = False
         self._is_backward = False
         # Whether the last exchange was outside any backward pass, only for the sake of other ranks.
@@ -33,7 +35,7 @@ class Phases:
 
     def begin(self, phase: Phase) -> None:
         """Say that `phase` begins now; inside a pause everything belongs to the pause."""
-        if not self._is_paused:
+        if self.is_traced and not self._is_paused:
             self.marks.append((phase, self._clock.stamp()))
 
     @property
@@ -43,13 +45,14 @@ class Phases:
 
     def pause(self) -> None:
         """Begin a pause."""
-        self.begin("pause")
+        if not self._is_paused:
+            self.marks.append(("pause", self._clock.stamp()))
         self._is_paused = True
 
     def resume(self) -> None:
         """End the pause; what follows is other work until a hook says more."""
         self._is_paused = False
-        self.begin("other")
+        self.marks.append(("other" if self.is_traced else "untraced", self._clock.stamp()))
 
     def begin_sync(self, number: int) -> SyncTrace:
         """Open the trace of exchange `number`; called from the hook of the first bucket."""
@@ -57,14 +60,20 @@ class Phases:
         self.begin_backward()
         if len(self.syncs) >= _MAX_UNCLAIMED:
             self.take()
-        self.syncs.append(SyncTrace(number))
+        self.syncs.append(SyncTrace(number, self.is_traced))
         return self.syncs[-1]
 
-    def take(self) -> tuple[list[tuple[Phase, Stamp]], list[SyncTrace], Stamp]:
-        """Hand over the step's marks and exchanges, and begin the next step at the same stamp."""
+    def take(self, *, traces_next: bool = True) -> tuple[list[tuple[Phase, Stamp]], list[SyncTrace], Stamp]:
+        """Hand over the step's marks and exchanges, and begin the next step at the same stamp.
+
+        Args:
+            traces_next: Whether the next step is traced, the same on all ranks.
+        """
         end = self._clock.stamp()
         marks, syncs = self.marks, self.syncs
-        self.marks, self.syncs = [("pause" if self._is_paused else "data_wait", end)], []
+        self.is_traced = traces_next
+        first: Phase = "pause" if self._is_paused else "data_wait" if traces_next else "untraced"
+        self.marks, self.syncs = [(first, end)], []
         return marks, syncs, end
 
     def begin_backward(self) -> None:
@@ -86,6 +95,8 @@ class Phases:
 
     def _end_of_backward(self) -> None:
         self._is_backward = False
+        if not self.is_traced:
+            return
         stamp = self._clock.stamp()
         if self.syncs and self.syncs[-1].end_of_backward is None:
             self.syncs[-1].end_of_backward = stamp
@@ -131,6 +142,8 @@ def install(phases: Phases, module: nn.Module, optimizer: torch.optim.Optimizer 
         phases.begin("forward")
 
     def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+        if not phases.is_traced:
+            return
         leaves = [leaf for leaf in _tensors(output) if leaf.requires_grad and leaf.grad_fn is not None]
         if not (leaves and torch.is_grad_enabled()):
             phases.begin("other")

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_protocol.records import PhaseSeconds, RankSums, StepWindow
 
 from gradwire.timing.clock import Clock
 from gradwire.timing.exposure import BucketTrace, Exposure, expose, own_seconds
-from gradwire.timing.trace import StepTrace, SyncTrace
+from gradwire.timing.trace import Phase, StepTrace, SyncTrace
 
 # How often the least of the ranks' durations is not known, this is why.
 NOT_COMPARED = "no step of this window was compared across ranks"
+NOT_TRACED = "no step of this window was traced, to keep within the agent's budget"
 
 
 def bucket_traces(sync: SyncTrace, clock: Clock) -> list[BucketTrace]:
@@ -41,6 +43,13 @@ def bytes_saved_ratio(sync: SyncTrace, world_size: int) -> float:
     return exact / sent if sent else 1.0
 
 
+# What is known of traced steps only.
+_TRACED = (
+    *("data_wait", "forward", "backward", "exposed_communication", "exposed_codec", "optimizer", "other"),
+    *("overlapped", "encode", "decode"),
+)
+
+
 @dataclass
 class _Split:
     """Exposed transfer and wait of the steps that were compared across ranks."""
@@ -59,6 +68,7 @@ class WindowSums:
         self._unknown_reason = unknown_reason
         self._seconds = PhaseSeconds()
         self._split = _Split()
+        self._untraced_seconds, self._num_traced = 0.0, 0
         self._window = StepWindow(
             first_step=first.step,
             last_step=first.step,
@@ -75,6 +85,8 @@ class WindowSums:
     def add(self, trace: StepTrace, clock: Clock, transfers: Sequence[float] | None) -> None:
         """Add one step; `transfers` are the least durations over ranks of its last exchange, if compared."""
         phases, step_seconds = _phase_seconds(trace, clock)
+        self._untraced_seconds += phases.pop("untraced")
+        self._num_traced += trace.is_traced
         exposures = [
             self._expose(sync, clock, transfers if sync is trace.syncs[-1] else None) for sync in trace.syncs
         ]
@@ -123,6 +135,8 @@ class WindowSums:
     def close(self) -> StepWindow:
         """Return the window; these sums are not to be added to afterwards."""
         window, seconds, split = self._window, self._seconds, self._split
+        if self._untraced_seconds:
+            self._spread()
         if split.num_steps:
             # Exposed communication is known of every step, its split of the compared ones: these stand for all.
             compared = split.transfer + split.wait
@@ -131,11 +145,26 @@ class WindowSums:
             seconds.straggler_wait = seconds.exposed_communication - seconds.exposed_transfer
         else:
             window.unknown_reason = self._unknown_reason or NOT_COMPARED
+        if not self._num_traced:
+            window.unknown_reason = NOT_TRACED
         window.seconds = seconds
         window.ranks = (
             RankSums(rank=self._rank, step_seconds=seconds.step, straggler_wait_seconds=seconds.straggler_wait),
         )
         return window
+
+    def _spread(self) -> None:
+        """Let the traced steps of the window stand for all of them; what was paused is known of all."""
+        window, seconds = self._window, self._seconds
+        traced = seconds.step - seconds.pause - self._untraced_seconds
+        if not self._num_traced or traced <= 0:
+            seconds.other += self._untraced_seconds
+            return
+        factor = 1 + self._untraced_seconds / traced
+        for name in _TRACED:
+            setattr(seconds, name, factor * getattr(seconds, name))
+        window.logical_bytes = window.logical_bytes * window.num_steps // self._num_traced
+        window.wire_bytes = window.wire_bytes * window.num_steps // self._num_traced
 
 
 def kind_of(trace: StepTrace) -> tuple[int, str, bool, bool]:
@@ -145,7 +174,7 @@ def kind_of(trace: StepTrace) -> tuple[int, str, bool, bool]:
 
 def _phase_seconds(trace: StepTrace, clock: Clock) -> tuple[dict[str, float], float]:
     """Return seconds by phase and of the whole step; the phases add up to the step."""
-    phases = dict.fromkeys(("data_wait", "forward", "backward", "tail", "optimizer", "pause", "other"), 0.0)
+    phases = dict.fromkeys(get_args(Phase), 0.0)
     times = [clock.seconds(stamp) for _, stamp in trace.marks] + [clock.seconds(trace.end)]
     for (phase, _), begin, end in zip(trace.marks, times, times[1:], strict=False):
         phases[phase] += max(0.0, end - begin)

@@ -6,7 +6,7 @@ from typing import Literal
 from gradwire.timing.clock import Stamp
 
 # A mark says which phase begins at its stamp.
-Phase = Literal["data_wait", "forward", "backward", "tail", "optimizer", "pause", "other"]
+Phase = Literal["data_wait", "forward", "backward", "tail", "optimizer", "pause", "other", "untraced"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class SyncTrace:
     """One exchange of all buckets."""
 
     number: int
+    # False for one of which only the number is kept.
+    is_traced: bool = True
     end_of_backward: Stamp | None = None
     buckets: list[BucketStamps] = field(default_factory=list)
 
@@ -47,6 +49,8 @@ class StepTrace:
     syncs: list[SyncTrace]
     # Whether it belongs to a check window.
     is_check: bool = False
+    # False for a step of which only its length and its pauses are known.
+    is_traced: bool = True
 
     def last_sync(self) -> int:
         """Return the number of the step's last exchange, 0 if it had none."""

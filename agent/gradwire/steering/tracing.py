@@ -1,0 +1,57 @@
+"""Tracing: which steps are traced, and of which exchange a pulse compares the ranks."""
+
+from collections.abc import Sequence
+
+from gradwire_protocol.records import Event
+
+from gradwire.timing.cost import OwnCost, stride_event
+from gradwire.timing.recorder import Recorder
+from gradwire.timing.trace import SyncTrace
+
+
+class Tracing:
+    """One model's; used by the training thread, which reads no stamp here: that might wait for the device."""
+
+    def __init__(self, recorder: Recorder, cost: OwnCost) -> None:
+        self._recorder = recorder
+        self._cost = cost
+        # The newest traced exchange that is over.
+        self.newest: SyncTrace | None = None
+        self._asked: SyncTrace | None = None
+        # One in so many steps is traced, the same ones on all ranks.
+        self.stride = 1
+
+    @property
+    def wanted_stride(self) -> int:
+        """What this rank can afford."""
+        return self._cost.stride
+
+    def is_due(self, step: int, *, is_steered: bool) -> bool:
+        """Say whether `step` is to be traced; ranks that no pulse compares each go by their own stride."""
+        stride = self.stride if is_steered else self._cost.stride
+        return stride == 1 or step % stride == 0
+
+    def agree(self, stride: int, step: int) -> Event | None:
+        """Take the stride that the ranks agreed on; returns what there is to tell."""
+        if stride == self.stride:
+            return None
+        self.stride = stride
+        return stride_event(step, stride)
+
+    def end(self, sync: SyncTrace | None) -> None:
+        """Note that an exchange is over; the newest traced one is the next to be compared."""
+        if sync is not None and sync.is_traced:
+            self.newest = sync
+
+    def compared(self) -> tuple[int, Sequence[float]]:
+        """Return which exchange this pulse speaks of, 0 for none, and its buckets' own seconds, empty if unknown.
+
+        It is the one that the pulse before had the recorder read: all ranks speak of the same.
+        """
+        asked = self._asked
+        if self.newest is not None and self.newest is not asked:
+            self._asked = self.newest
+            self._recorder.ask(self.newest)
+        if asked is None:
+            return 0, ()
+        return asked.number, self._recorder.durations_of(asked)

@@ -1,0 +1,74 @@
+"""What the agent spends, and how it lowers its own sampling."""
+
+import threading
+import time
+
+import pytest
+from gradwire.timing.cost import OwnCost, thread_seconds
+
+
+def burn(seconds: float) -> None:
+    """Spend CPU time of this thread."""
+    while time.thread_time() < seconds:
+        pass
+
+
+@pytest.fixture
+def busy_thread():
+    """A thread that has burnt 50 ms, and waits."""
+    threads: list[tuple[threading.Thread, threading.Event]] = []
+
+    def start(name: str) -> None:
+        has_burnt, may_end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            burn(0.05)
+            has_burnt.set()
+            may_end.wait()
+
+        thread = threading.Thread(target=work, name=name)
+        thread.start()
+        threads.append((thread, may_end))
+        assert has_burnt.wait(30)
+
+    yield start
+    for thread, may_end in threads:
+        may_end.set()
+        thread.join()
+
+
+def test_the_agents_threads_are_counted_once(busy_thread):
+    cost = OwnCost()
+    busy_thread("gradwire-test")
+    assert 0.05 <= cost.take_thread_seconds() < 5
+    assert cost.take_thread_seconds() < 0.05
+
+
+@pytest.mark.parametrize("name", ["gradwire-lane", "loader"])
+def test_gradients_and_other_peoples_threads_are_not_the_agents_cost(busy_thread, name):
+    before = thread_seconds()
+    busy_thread(name)
+    assert set(thread_seconds()) == set(before)
+
+
+def test_the_stride_doubles_above_the_budget_and_halves_well_below():
+    cost, strides = OwnCost(budget=0.01), []
+    for share in (0.02, 0.011, 0.008, 0.005, 0.003, 0.001, 0.001):
+        cost.judge(share, 1.0, 100)
+        strides.append(cost.stride)
+    assert strides == [2, 4, 4, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("num_steps", "longest"), [(1, 1), (4, 2), (50, 25), (1000, 64)])
+def test_long_steps_are_traced_often_enough(num_steps, longest):
+    cost = OwnCost(budget=0.01)
+    for _ in range(20):
+        cost.judge(0.5, 1.0, num_steps)
+    assert cost.stride == longest
+
+
+def test_a_window_without_training_changes_nothing():
+    cost = OwnCost()
+    cost.judge(1.0, 0.0, 5)
+    cost.judge(1.0, 1.0, 0)
+    assert cost.stride == 1
