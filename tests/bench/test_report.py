@@ -1,4 +1,7 @@
+import importlib
 from typing import Any
+
+import pytest
 
 from bench import report
 
@@ -39,3 +42,11 @@ def test_faster_hook_of_pytorch_is_a_loss_of_its_setting() -> None:
     assert report.losses([record("link", rows)]) == [
         "2 ranks: PyTorch's fp16 hook takes 150 ms, our best, int8, 160 ms."
     ]
+
+
+@pytest.mark.parametrize("bench", sorted(report.TITLES))
+def test_every_benchmark_of_the_page_says_what_it_measured(bench: str) -> None:
+    text = "\n\n".join(report.section(record(bench, ROWS, kept=True)))
+    assert text.startswith(f"## {report.TITLES[bench]}\n")
+    assert (importlib.import_module(f"bench.{bench}").__doc__ or "").strip() in text
+    assert f"`python -m bench.{bench}`, 2026-01-02" in text
