@@ -74,10 +74,27 @@ class Settings:
 
 @dataclass
 class Truth:
-    """What really happened in one step of this rank, seconds, and when its last gradient was there."""
+    """What really happened in one step of this rank, seconds, and when its first and its last bucket were there."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "overlapped"), 0.0))
-    ready: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+    def add_exchange(self, ready: Sequence[tuple[float, float]], first: float, second: float) -> None:
+        """Add where the time of two buckets goes on this rank.
+
+        Args:
+            ready: When each rank's first and last bucket were there; a bucket travels when all ranks have it.
+            first: Seconds of the first one on the link.
+            second: Seconds of the second one, which follows the first.
+        """
+        begin = max(one for one, _ in ready)
+        middle = begin + first
+        resume = max(middle, *(last for _, last in ready))
+        # What ends before this rank's last gradient is there is hidden.
+        self.seconds["wait"] = max(0.0, begin - self.last) + max(0.0, resume - max(self.last, middle))
+        self.seconds["transfer"] = max(0.0, middle - max(begin, self.last)) + second
+        self.seconds["overlapped"] = max(0.0, min(self.last, middle) - self.first)
 
 
 class Injection:
@@ -112,8 +129,10 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.injection.spend("backward", ctx.seconds)
-        if ctx.is_first or ctx.seconds:
-            ctx.injection.step.ready = time.perf_counter()
+        now = time.perf_counter()
+        if ctx.is_first:
+            ctx.injection.step.first = now
+        ctx.injection.step.last = now
         return gradients[0], None, None, None
 
 
@@ -245,20 +264,17 @@ class Trial:
         session.step(samples=BATCH)
 
     def _add_communication(self) -> None:
-        """Add what follows from the link, and from when the other rank was ready: clocks are one machine's."""
-        others: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(others, [truth.ready for truth in self._truths])
+        """Add what follows from the link, and from when all ranks' buckets were there: clocks are one machine's."""
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, [(truth.first, truth.last) for truth in self._truths])
         scenario = self._scenario
         scale = 1 / 4 if scenario.encode else 1.0
         # A pause refills what may pass at once; the second bucket follows the first without one.
         first = self._seconds_on_link(scale * scenario.first_bytes, self._settings.burst)
         left = max(0.0, self._settings.burst - scale * scenario.first_bytes)
         second = self._seconds_on_link(scale * scenario.second_bytes, left)
-        for truth, ready in zip(self._truths, zip(*others, strict=True), strict=True):
-            hidden = min(first, scenario.between)
-            truth.seconds["overlapped"] = hidden
-            truth.seconds["transfer"] = first - hidden + second
-            truth.seconds["wait"] = max(ready) - truth.ready
+        for truth, ready in zip(self._truths, zip(*everybody, strict=True), strict=True):
+            truth.add_exchange(ready, first, second)
 
     def _seconds_on_link(self, num_bytes: float, burst: float) -> float:
         # Two ranks send as many bytes as an all-reduce averages.

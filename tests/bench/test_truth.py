@@ -7,7 +7,7 @@ import pytest
 
 from bench import ranks, truth
 from bench.ranks import Cluster
-from bench.truth_rank import PHASES, Scenario
+from bench.truth_rank import PHASES, Scenario, Truth
 from examples.demo import network
 
 
@@ -66,6 +66,25 @@ def test_the_table_has_the_rank_that_is_further_off() -> None:
     rows = truth.judge({"compute": [GOOD, worse], "no pulse": [unknown(), unknown()]}).rows
     (row,) = (row for row in rows if row["phase"] == "forward")
     assert (row["rank"], row["injected"], row["measured"], row["off"]) == (0, "50.0%", "54.0%", "+4.0%")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "wanted"),
+    [
+        # In time, and half of the first bucket's way hidden by what comes between the buckets.
+        (10.0, 12.0, {"wait": 0.0, "transfer": 2.0 + 3.0, "overlapped": 2.0}),
+        # Early by 1: that wait is hidden too.
+        (9.0, 11.0, {"wait": 0.0, "transfer": 3.0 + 3.0, "overlapped": 2.0}),
+        # Early by 4: of which 2 are hidden.
+        (6.0, 8.0, {"wait": 2.0, "transfer": 4.0 + 3.0, "overlapped": 2.0}),
+    ],
+)
+def test_truth_of_an_exchange_follows_from_when_all_ranks_are_ready(
+    first: float, last: float, wanted: dict[str, float]
+) -> None:
+    step = Truth(first=first, last=last)
+    step.add_exchange([(first, last), (10.0, 12.0)], first=4.0, second=3.0)
+    assert {name: step.seconds[name] for name in wanted} == pytest.approx(wanted)
 
 
 @pytest.mark.netns
