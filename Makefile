@@ -55,7 +55,8 @@ bench: $(INSTALLED) ## Measure the figures of the README.
 	@bash requirements/system.sh demo
 	@$(BIN)/python -m bench.demo $(ARGS)
 
-docs: $(INSTALLED) ## Take the pictures of docs/images again; check links, commands and code in the documents.
+docs: $(INSTALLED) ## Write docs/compatibility.md and take the pictures again; check links, commands and code in the documents.
 	@bash requirements/system.sh test
+	$(BIN)/python -m docs.compatibility
 	$(BIN)/python -m docs.screenshots $(ARGS)
 	$(BIN)/pytest -q tests/house/test_documents.py

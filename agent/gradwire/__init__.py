@@ -8,7 +8,7 @@ Importing this package does not import torch; `attach` does.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradwire.errors import AttachError, GradwireError, SettingError
+from gradwire.errors import AttachError, GradwireError, SettingError, UnsteerableError
 
 if TYPE_CHECKING:
     from gradwire_compression import PlanMismatchError
@@ -23,6 +23,7 @@ __all__ = [
     "PlanMismatchError",
     "Session",
     "SettingError",
+    "UnsteerableError",
     "attach",
     "checkpoint_entry",
     "load_state",

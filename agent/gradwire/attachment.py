@@ -73,6 +73,8 @@ def attach(
         SettingError: An argument or variable is not acceptable.
         AttachError: `model` is not a DDP model, has nothing to train, or has a communication hook already; or a
             state is damaged, missing on some rank, or does not belong to the model and to the others' states.
+        UnsteerableError: DeepSpeed, Megatron-LM, FSDP, tensor or pipeline parallelism exchanges its gradients;
+            it is an AttachError too.
 
     Cost: one side group, two threads on every rank and two more on the first rank of a node; about 1 ms of CPU per
     pulse, five pulses a second at most. Collective: call it on all ranks of the model.

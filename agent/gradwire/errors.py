@@ -3,6 +3,7 @@
 GradwireError
 ├── SettingError        an argument or environment variable of `attach` is not acceptable
 ├── AttachError         the model cannot be attached to
+│   └── UnsteerableError  another framework exchanges its gradients
 ├── SpoolError          a spool folder cannot be used
 │   └── SpoolBusyError  another live process holds it
 ├── UnreachableError    the server gave no answer
@@ -26,6 +27,10 @@ class SettingError(GradwireError, ValueError):
 
 class AttachError(GradwireError, RuntimeError):
     """Raised when a model cannot be attached to; the text says what to change."""
+
+
+class UnsteerableError(AttachError):
+    """Raised when another framework exchanges the model's gradients; names it, and what to do instead."""
 
 
 class SpoolError(GradwireError, OSError):

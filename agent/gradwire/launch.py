@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from gradwire_compression import ddp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -82,7 +83,9 @@ class _Watched:
             # An evaluation before the first step may run on some ranks only, and to attach takes all of them.
             if model.training and torch.is_grad_enabled():
                 waiting.remove()
-                self._attach(model)
+                # The script, or an integration that it uses, may have attached by itself.
+                if not ddp.is_attached(model):
+                    self._attach(model)
 
         # Where the model is compiled, its hooks are traced; this one must run as it is.
         waiting = model.register_forward_pre_hook(InertHook(torch.compiler.disable(before_forward)))

@@ -13,7 +13,7 @@ from gradwire_compression import seal
 from gradwire_protocol.identity import validate_name
 from gradwire_protocol.records import AttemptEnded, Points
 
-from gradwire import lineage
+from gradwire import console, lineage, wording
 from gradwire.clocks import WallClock
 from gradwire.endings import AtExit, Status, status_of
 from gradwire.left_out import LeftOut
@@ -212,6 +212,9 @@ class Session:
             at=time.time(), last_step=self._steering.step - 1, status=status, exception=exception[:200]
         )
         self.summary = self._outlet.close(ended, CLOSE_SECONDS)
+        # Each node has a spool of its own.
+        if self._membership.rank == 0 or self.summary.spool_path is not None:
+            console.say(wording.ended(self._membership.run_name, ended, self.summary))
 
     def _point(self, name: str, value: float) -> Points:
         step = self._steering.step - 1

@@ -10,9 +10,9 @@ from gradwire_compression.plan import EXACT
 from gradwire_protocol.records import AttemptStarted
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import clocks
+from gradwire import clocks, console, foreign, wording
 from gradwire.control import Control
-from gradwire.errors import AttachError
+from gradwire.errors import AttachError, UnsteerableError
 from gradwire.facts import attempt_started, plan_of
 from gradwire.groups import MOST_GROUPS, num_names, open_side, use_up_names
 from gradwire.left_out import LeftOut
@@ -49,6 +49,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         AttachError: `model` is not a DDP model, has nothing to train, has a communication hook already, or a state
             cannot be gone on from.
     """
+    console.set_up()
     parameters = _trainable(model)
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
     membership = join(settings, model.process_group, time.time())
@@ -64,7 +65,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         recorder.stop_comparing(unsteered_reason)
     rehearsal = _rehearsal(parameters, clock, membership, outlet)
     steering = _steering(model, settings, membership, side, cost, phases, recorder, outlet, rehearsal)
-    exchange = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
+    exchange, hook = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
     started = attempt_started(
         settings,
@@ -86,7 +87,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
         outlet=outlet,
         left_out=LeftOut(model.module),
         rehearsal=rehearsal,
-        hooks=install(phases, model, optimizer),
+        hooks=[*install(phases, model, optimizer), hook],
     )
 
 
@@ -140,6 +141,8 @@ def _open(
         on_rollback=steering.request_rollback,
         on_plan=lambda: plan_page(exchange, started.codec_memory_bytes),
     )
+    if membership.rank == 0:
+        console.say(wording.attached(started, membership.run, settings.server, settings.spool))
     outlet.open(reporter, _control(settings, membership, steering) if steering.is_steered else None)
     if membership.rank == 0:
         for event in clocks.skews(membership.clock_offsets, settings.start_step):
@@ -150,6 +153,8 @@ def _open(
 
 def _trainable(model: DistributedDataParallel) -> NamedParameters:
     if not isinstance(model, DistributedDataParallel):
+        if sentence := foreign.declare(model):
+            raise UnsteerableError(sentence)
         raise AttachError(
             f"attach got a {type(model).__name__}; wanted: a torch.nn.parallel.DistributedDataParallel model"
         )
@@ -177,8 +182,8 @@ def _exchange(
     optimizer_class: str | None,
     observer: Steering,
     clock: Clock,
-) -> Exchange:
-    """Put the exchange behind the model's one hook."""
+) -> tuple[Exchange, ddp.HookState]:
+    """Put the exchange behind the model's one hook; the other one returned is its handle."""
     try:
         exchange = Exchange(
             parameters,
@@ -190,13 +195,13 @@ def _exchange(
             nodes=membership.nodes,
             loss_scale=settings.loss_scale,
         )
-        ddp.attach_ddp(model, exchange)
+        hook = ddp.attach_ddp(model, exchange)
         exchange.decide_by()
         if settings.state is not None:
             exchange.load_state_dict(settings.state)
     except (HookTakenError, PlanError, StateError) as error:
         raise AttachError(str(error)) from error
-    return exchange
+    return exchange, hook
 
 
 def _rehearsal(parameters: NamedParameters, clock: Clock, membership: Membership, outlet: Outlet) -> Rehearsal:

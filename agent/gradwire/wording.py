@@ -1,9 +1,10 @@
 """The sentences of the `gradwire` command, in the words of the pages."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gradwire_protocol.messages import Directive
-from gradwire_protocol.records import Switched
+from gradwire_protocol.records import AttemptEnded, AttemptStarted, Switched
 
 from gradwire.client import Change, Run, RunPage
 from gradwire.transport.local import NodeStatus
@@ -119,6 +120,26 @@ def synced(facts: StreamFacts, result: DeliverySummary | str) -> str:
         left = f"{number(result.num_undelivered)} still wait in {result.spool_path}"
         return f"{name}: {number(result.num_delivered)} measurements delivered, {left}.{dropped}"
     return f"{name}: {number(result.num_delivered)} measurements delivered, nothing is left.{dropped}"
+
+
+def attached(started: AttemptStarted, run: str, server: str | None, spool: Path) -> str:
+    """Return the console's line when training begins: what is attached, and where to look."""
+    whom = processes(started.device, started.world_size)
+    state = codec_name(started.plan.codec) if started.is_steered else "measured only"
+    where = f"{server}/runs/{run}" if server else f"no server is set, measurements are kept in {spool}"
+    return f"attached to {started.run_name} on {whom}, {state}: {where}"
+
+
+def ended(run_name: str, how: AttemptEnded, summary: DeliverySummary) -> str:
+    """Return the console's line when training ends: how, and what became of the measurements."""
+    text = f"{run_name} {how.status} after step {number(how.last_step)}"
+    parts = [f"{number(summary.num_delivered)} measurements delivered"] if summary.num_delivered else []
+    if summary.spool_path is not None:
+        waiting = f"{number(summary.num_undelivered)} measurements wait in {summary.spool_path}"
+        parts.append(f"{waiting} until `gradwire sync` delivers them")
+    if summary.num_dropped:
+        parts.append(f"{number(summary.num_dropped)} were dropped")
+    return f"{text}: {', '.join(parts)}" if parts else text
 
 
 def number(value: int) -> str:

@@ -14,9 +14,21 @@ from typing import Any
 # Ranks fork from a server that has loaded what they all need: a start costs milliseconds instead of seconds. What
 # loads torch._dynamo otherwise is the first DDP model.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed", "torch.nn.parallel", "gradwire", "gradwire_compression", "pytest"]
-)
+_PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "gradwire",
+    "gradwire_compression",
+    "pytest",
+]
+_CONTEXT.set_forkserver_preload(_PRELOADED)
+
+
+def preload(*modules: str) -> None:
+    """Have the server load `modules` as well; called where test modules begin, so only if their tests may run."""
+    _PRELOADED.extend(module for module in modules if module not in _PRELOADED)
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 class RankFailedError(AssertionError):

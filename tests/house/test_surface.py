@@ -38,6 +38,7 @@ SURFACE = {
         "PlanMismatchError",
         "Session",
         "SettingError",
+        "UnsteerableError",
         "attach",
         "checkpoint_entry",
         "load_state",

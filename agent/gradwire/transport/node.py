@@ -98,7 +98,6 @@ class NodeReporter:
         """Bind the node's socket and spool the stream's first record, `facts.started`."""
         self._process = os.getpid()
         self._spool = spool
-        self._notices = notices
         self._is_closing = False
         self._summary = DeliverySummary()
         self._stream: Stream | None = None
@@ -159,11 +158,7 @@ class NodeReporter:
             self._stream.drain(deadline)
         if self._replay is not None:
             self._replay.stop()
-        summary = settle(self._spool)
-        if summary.spool_path is not None:
-            text = f"{summary.num_undelivered} measurements wait in {summary.spool_path}"
-            self._notices.say("left", f"{text}; `gradwire sync` delivers them")
-        return summary
+        return settle(self._spool)
 
     def _is_told(self) -> bool:
         return self._stream is None or bool(self._stream.trouble) or self._spool.num_waiting == 0
