@@ -1,5 +1,7 @@
 """Who averages a model's gradients where DistributedDataParallel does not: told by names, nothing is imported."""
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,24 @@ def declare(model: Any) -> str:
         "Gradwire neither measures nor steers this training and its communication stays unknown; "
         f"{known.advice}"
     )
+
+
+def guess(kinds: Iterable[type]) -> str:
+    """Return in one line why a training of several processes made no DDP model.
+
+    Args:
+        kinds: Classes of the tensors that its optimizers hold.
+    """
+    kinds = list(kinds)
+    if any(_TENSOR_PARALLEL.made(kind) for kind in kinds):
+        who = "its parameters are sharded by FSDP2 or tensor parallelism"
+    elif any(kind.__name__ == "FlatParameter" for kind in kinds):
+        who = "its parameters are sharded by FSDP1"
+    elif loaded := next((known for known in _WRAPPERS[:2] if known.module in sys.modules), None):
+        who = f"{loaded.framework} is loaded and exchanges gradients by itself"
+    else:
+        who = "the gradients are exchanged in some other way, or not at all"
+    return f"no model was wrapped in {_DDP}; {who}, so its communication stays unknown"
 
 
 def _inside(model: nn.Module) -> _Known | None:

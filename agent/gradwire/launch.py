@@ -16,6 +16,7 @@ from gradwire_compression import ddp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire import foreign, own_hooks
 from gradwire.attachment import attach
 from gradwire.errors import GradwireError
 from gradwire.session import Session
@@ -29,8 +30,9 @@ def run_script(command: Sequence[str]) -> None:
     """Run `script.py ARGUMENTS` or `-m module ARGUMENTS` as the interpreter would, what it raises included.
 
     Every DDP model is attached at its first training pass, when its optimizer is there and all ranks take part; a
-    step is a step of that optimizer. Loss, samples and tokens stay unknown. A model that cannot be attached trains
-    as it would without Gradwire, and a warning says why.
+    step is a step of that optimizer. Loss, samples and tokens stay unknown. A model with a communication hook of
+    its own is measured and not steered; one that the script attaches itself is left to it; one that cannot be
+    attached trains as it would without Gradwire, and a warning says why.
     """
     is_module = command[0] == "-m"
     target, *arguments = command[1:] if is_module else command
@@ -55,14 +57,19 @@ class _Watched:
     def __init__(self, run: str) -> None:
         self._run = None if os.environ.get(ENVIRONMENT["run"]) else run
         self._optimizers: WeakSet[Optimizer] = WeakSet()
+        # Of what the optimizers hold, for when they are gone.
+        self._kinds: set[type] = set()
         self._scalers: WeakSet[torch.amp.GradScaler] = WeakSet()
         self._sessions: list[Session] = []
+        # Whether it was said what is measured, or why nothing is.
+        self._is_told = False
 
     def begin(self) -> None:
         """Notice optimizers, scalers and models from now on, and the end of the process group."""
-        _after_init(Optimizer, self._optimizers.add)
+        _after_init(Optimizer, self._note)
         _after_init(torch.amp.GradScaler, self._scalers.add)
         _after_init(DistributedDataParallel, self._await_training)
+        own_hooks.notice()
         destroy = dist.destroy_process_group
 
         @functools.wraps(destroy)
@@ -75,14 +82,32 @@ class _Watched:
 
     def close(self, error: BaseException | None) -> None:
         """End all sessions as the script ends."""
+        self._declare()
         for session in self._sessions:
             session.__exit__(type(error) if error is not None else None, error, None)
+
+    def _declare(self) -> None:
+        """Say it if the script trained and nothing was attached, by it or by us."""
+        is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if self._is_told or not is_parallel or dist.get_rank() != 0:
+            return
+        if self._kinds:
+            self._is_told = True
+            log.warning("gradwire: nothing was measured: %s", foreign.guess(self._kinds))
+
+    def _note(self, optimizer: Optimizer) -> None:
+        self._optimizers.add(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._kinds.update((type(parameter), type(parameter.data)))
 
     def _await_training(self, model: DistributedDataParallel) -> None:
         def before_forward(*_: Any) -> None:
             # An evaluation before the first step may run on some ranks only, and to attach takes all of them.
-            if model.training and torch.is_grad_enabled():
+            # The wrapper's own mode says little: Lightning leaves it at evaluation after its first look.
+            if model.module.training and torch.is_grad_enabled():
                 waiting.remove()
+                self._is_told = True
                 # The script, or an integration that it uses, may have attached by itself.
                 if not ddp.is_attached(model):
                     self._attach(model)

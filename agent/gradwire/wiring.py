@@ -19,6 +19,7 @@ from gradwire.left_out import LeftOut
 from gradwire.losses import Losses
 from gradwire.membership import Membership, join
 from gradwire.outlet import Outlet
+from gradwire.own_hooks import OwnHook, own_hook
 from gradwire.session import Session
 from gradwire.settings import Settings
 from gradwire.showing import plan_page
@@ -53,7 +54,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     parameters = _trainable(model)
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
     membership = join(settings, model.process_group, time.time())
-    side, unsteered_reason = _side(model.process_group, membership)
+    side, unsteered_reason = _side(model, membership)
 
     clock = clock_for(parameters[0][1].device)
     phases = Phases(clock)
@@ -182,8 +183,11 @@ def _exchange(
     optimizer_class: str | None,
     observer: Steering,
     clock: Clock,
-) -> tuple[Exchange, ddp.HookState]:
-    """Put the exchange behind the model's one hook; the other one returned is its handle."""
+) -> tuple[Exchange, ddp.HookState | OwnHook]:
+    """Put the exchange behind the model's one hook; the other one returned is its handle.
+
+    Where the hook is the script's own, the exchange only says what each codec would take, and averages nothing.
+    """
     try:
         exchange = Exchange(
             parameters,
@@ -195,6 +199,9 @@ def _exchange(
             nodes=membership.nodes,
             loss_scale=settings.loss_scale,
         )
+        if (own := own_hook(model)) is not None:
+            own.watch(observer, clock.stamp, membership.world_size)
+            return exchange, own
         hook = ddp.attach_ddp(model, exchange)
         exchange.decide_by()
         if settings.state is not None:
@@ -211,11 +218,17 @@ def _rehearsal(parameters: NamedParameters, clock: Clock, membership: Membership
     return Rehearsal(clock, parameters[0][1].device, num_elements, outlet.on_sample if is_told else None)
 
 
-def _side(group: dist.ProcessGroup, membership: Membership) -> tuple[Side | None, str]:
+def _side(model: DistributedDataParallel, membership: Membership) -> tuple[Side | None, str]:
     """Return the side, or None and why training will be measured but not steered, alike on all ranks.
 
     Ranks may reach `attach` minutes apart, and met when they joined: the time to open is for the network alone.
     """
+    group = model.process_group
+    if (own := own_hook(model)) is not None:
+        reason = f"the model has a communication hook of its own, {own.name}"
+        if membership.rank == 0:
+            log.warning("gradwire: measured, not steered: %s", reason)
+        return None, reason
     side, reason, before = None, "", num_names()
     try:
         side = open_side(group, membership.nodes)

@@ -45,7 +45,9 @@ if dist.get_rank() == 0:
     with torch.no_grad():
         model.module(torch.ones(2, 8))
 for _ in range(3):
-    model(torch.ones(2, 8)).sum().backward()
+    optimizer.zero_grad()
+    model(torch.full((2, 8), dist.get_rank() + 1.0)).sum().backward()
+    assert float(next(model.parameters()).grad[0, 0]) == 3.0
     optimizer.step()
 print("trained to the end", flush=True)
 dist.destroy_process_group()
@@ -73,6 +75,11 @@ def view_of(server: ServerProcess, name: str) -> dict[str, Any]:
     return view
 
 
+@pytest.mark.compatibility(
+    framework="`gradwire run` under torchrun",
+    package="torch",
+    proves="A plain DDP script without a word of Gradwire is attached: steps, shares and compression",
+)
 def test_script_without_a_word_of_gradwire_is_measured(server: ServerProcess, tmp_path: Path) -> None:
     script = ROOT / "examples" / "plain_ddp.py"
     assert "import gradwire" not in script.read_text()
@@ -98,14 +105,27 @@ def test_what_a_script_raises_is_its_own(server: ServerProcess, tmp_path: Path) 
     assert (status["name"], status["detail"]) == ("failed", "ArithmeticError")
 
 
-def test_model_with_a_hook_of_its_own_trains_as_before(server: ServerProcess, tmp_path: Path) -> None:
+@pytest.mark.compatibility(
+    framework="`gradwire run` with a communication hook of the script's own",
+    package="torch",
+    claim="measured",
+    proves="The hook averages as before; steps, phases and the time of its communication are measured",
+)
+def test_model_with_a_hook_of_its_own_is_measured_and_trains_as_before(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     script = tmp_path / "hooked.py"
     script.write_text(HOOKED)
     outcome = launch(server, tmp_path, str(script))
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.count("trained to the end") == 2
-    assert "a model is not attached" in outcome.stderr
-    assert "allreduce_hook" in outcome.stderr
+    reason = "the model has a communication hook of its own, allreduce_hook"
+    assert outcome.stderr.count(f"gradwire: measured, not steered: {reason}") == 1
+    view = view_of(server, "hooked")
+    assert (view["summary"]["step"], view["is_steered"], view["trust"]["notes"][-1]) == (3, False, reason)
+    assert view["wire_bytes_per_second"]["value"] > 0
+    send = next(stage for stage in view["loop"] if stage["name"] == "send")
+    assert send["seconds"] > 0
 
 
 def test_run_without_a_script_is_refused() -> None:

@@ -146,3 +146,25 @@ def _alone(rank: int, world_size: int, folder: str) -> int:
 def test_trainer_that_trains_alone_is_left_alone(tmp_path: Path) -> None:
     assert run_ranks(1, _alone, str(tmp_path)) == [NUM_STEPS]
     assert not (tmp_path / "spool").exists()
+
+
+def _twice(rank: int, world_size: int, folder: str) -> tuple[torch.Tensor, int]:
+    from gradwire.integrations.transformers import GradwireCallback
+
+    trainer = make_trainer(f"{folder}/out", [GradwireCallback(spool=f"{folder}/spool", plan=PLAN)], Data())
+    trainer.train()
+    first = trainer.model_wrapped
+    trainer.train()
+    assert trainer.model_wrapped is first
+    return flat(trainer.model), trainer.state.global_step
+
+
+def test_trainer_that_trains_twice_is_two_runs(tmp_path: Path) -> None:
+    (one, num_steps), (other, _) = run_ranks(2, _twice, str(tmp_path))
+    assert torch.equal(one, other)
+    assert num_steps == NUM_STEPS
+    lefts = [Left(folder) for folder in (tmp_path / "spool").iterdir()]
+    assert len(lefts) == 2
+    for left in lefts:
+        assert left.codecs() == {"none", "int8"}
+        assert (left.ended.status, left.ended.last_step) == ("finished", NUM_STEPS)

@@ -100,7 +100,8 @@ def bytes_sent(buckets: Sequence[StepSums], stretches: Sequence[Stretch], theme:
     for label, name, color, dash in lines:
         figure.add_scatter(
             x=_steps(told),
-            y=[getattr(bucket, name) / bucket.num_rank_steps / MEGABYTE for bucket in told],
+            # None where no bytes were counted, as with a communication hook of the script's own.
+            y=[getattr(bucket, name) / bucket.num_rank_steps / MEGABYTE or None for bucket in told],
             name=label,
             mode="lines",
             line={"width": 1.75, "color": color, "dash": dash},

@@ -200,4 +200,4 @@ def _add_window(run: RunCounters, window: StepWindow, node: int) -> None:
         steps=window.num_steps if node == 0 else 0,
     )
     moving = seconds.exposed_communication + seconds.overlapped - (seconds.straggler_wait or 0.0)
-    run.measured_bytes_per_second = window.wire_bytes / moving if moving > 0 else None
+    run.measured_bytes_per_second = window.wire_bytes / moving if moving > 0 and window.wire_bytes else None

@@ -86,12 +86,15 @@ def throughput(
 
 
 def wire_bytes_per_second(blocks: Sequence[StepSums]) -> Measure:
-    """Return what one rank sends in a second of moving bytes; known waiting for slow ranks moves none."""
+    """Return what one rank sends in a second of moving bytes; known waiting for slow ranks moves none.
+
+    Where the bytes are not known, as with a communication hook of the script's own, none are counted.
+    """
     return measure(
-        blocks,
+        [block for block in blocks if block.wire_bytes],
         lambda block: block.wire_bytes,
         lambda block: max(0.0, block.communication - block.straggler_wait),
-        reason=reasons.NO_COMMUNICATION,
+        reason=reasons.NO_BYTES,
     )
 
 

@@ -10,7 +10,7 @@ NO_TOTAL = "the total number of steps is not known"
 NO_TRANSFER = "the agent reported no transfer times"
 NO_SUGGESTION = "this training has no method that would send less"
 NO_LINK = "the speed of the link is not known"
-NO_COMMUNICATION = "nothing was sent"
+NO_BYTES = "no bytes were counted"
 IS_COMPRESSED = "compression is on"
 IS_UNCOMPRESSED = "compression is off"
 IS_LOST = "nothing is heard of the training"
@@ -34,6 +34,7 @@ ALL = (
     NO_LINK,
     NO_COMMUNICATION,
     ON_GPU,
+    NO_BYTES,
     IS_COMPRESSED,
     IS_UNCOMPRESSED,
     IS_LOST,

@@ -1,0 +1,105 @@
+"""Communication hooks of the script's own: under `gradwire run` they are measured, and never replaced."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from gradwire_compression import BucketTiming, Observer
+from gradwire_compression.collectives.exact import exact_wire_bytes
+from gradwire_compression.hooks.ddp import average_bucket
+from gradwire_compression.observer import GuardedObserver
+from torch.nn.parallel import DistributedDataParallel
+
+# Bytes that torch's own hooks send for an element; what others send, only they know.
+_SENT_BYTES = {"allreduce_hook": None, "fp16_compress_hook": 2, "bf16_compress_hook": 2}
+
+_hooks: WeakKeyDictionary[DistributedDataParallel, "OwnHook"] = WeakKeyDictionary()
+
+
+class OwnHook:
+    """A hook with stamps before and after each bucket, once somebody watches; it pickles to the hook itself."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+        self._observer: Observer | None = None
+        self._clock: Callable[[], Any] = float
+        self._world_size = 1
+        self._num_syncs = 0
+        # DDP asks for the name and the signature.
+        functools.update_wrapper(self, hook)
+
+    @property
+    def name(self) -> str:
+        """The hook's own name."""
+        return str(getattr(self._hook, "__qualname__", type(self._hook).__name__))
+
+    def watch(self, observer: Observer, clock: Callable[[], Any], world_size: int) -> None:
+        """Tell `observer` of every bucket from now on; stamps are of `clock`."""
+        self._observer, self._clock, self._world_size = GuardedObserver(observer), clock, world_size
+
+    def remove(self) -> None:
+        """Stop telling."""
+        self._observer = None
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        """Average one bucket as the hook does; called by DDP."""
+        observer = self._observer
+        if observer is None:
+            return self._hook(state, bucket)
+        if bucket.index() == 0:
+            self._num_syncs += 1
+            observer.begin_sync()
+        buffer = bucket.buffer()
+        ready = self._clock()
+        num_bytes = buffer.numel() * buffer.element_size()
+        timing = BucketTiming(
+            self._num_syncs, bucket.index(), 0, ready, ready, (), num_bytes, self._wire_bytes(buffer)
+        )
+        future = self._hook(state, bucket)
+        if bucket.is_last():
+            observer.end_sync()
+
+        def finish(done: torch.futures.Future[Any]) -> Any:
+            result = done.value()
+            observer.bucket_done(replace(timing, done=self._clock()))
+            return result
+
+        return future.then(finish)
+
+    def __reduce__(self) -> Any:
+        return (_itself, (self._hook,))
+
+    def _wire_bytes(self, buffer: torch.Tensor) -> int:
+        """Return what this rank sends for a bucket, 0 where that is not known."""
+        if self.name not in _SENT_BYTES:
+            return 0
+        element_bytes = _SENT_BYTES[self.name] or buffer.element_size()
+        return exact_wire_bytes(buffer.numel() * element_bytes, self._world_size)
+
+
+def notice() -> None:
+    """From now on put stamps around every hook that is registered, but for Gradwire's."""
+    register = DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(register)
+    def register_noticed(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+        if hook is average_bucket:
+            register(model, state, hook)
+            return
+        own = OwnHook(hook)
+        register(model, state, own)
+        _hooks[model] = own
+
+    DistributedDataParallel.register_comm_hook = register_noticed  # type: ignore[method-assign,assignment]
+
+
+def own_hook(model: DistributedDataParallel) -> OwnHook | None:
+    """Return the model's own hook if `notice` saw it."""
+    return _hooks.get(model)
+
+
+def _itself(hook: Any) -> Any:
+    return hook
