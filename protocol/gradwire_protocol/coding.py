@@ -217,6 +217,13 @@ def _validate_points(points: Points, field: str) -> None:
             f"{len(points.steps)} steps and {len(points.values)} values; wanted: as many",
             field=f"{field}.values",
         )
+    for name in ("lows", "highs", "weights"):
+        if (count := len(getattr(points, name))) not in (0, len(points.steps)):
+            raise MalformedError(
+                f"{len(points.steps)} steps and {count} {name}; wanted: as many, or none", field=f"{field}.{name}"
+            )
+    if not all(weight > 0 for weight in points.weights):
+        raise MalformedError("a weight is 0 or less; wanted: positive ones", field=f"{field}.weights")
     if len(points.steps) > limits.MAX_POINTS_PER_RECORD:
         raise TooLargeError(
             f"{len(points.steps)} points; wanted: at most {limits.MAX_POINTS_PER_RECORD}",

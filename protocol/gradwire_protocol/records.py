@@ -249,6 +249,11 @@ class Points(Struct, kw_only=True, tag="points"):
     values: tuple[float | None, ...]
     kinds: dict[str, Literal["nan", "+inf", "-inf"]] = field(default_factory=dict)
     is_evaluation: bool = False
+    # Of values that are means over ranks, the smallest and largest finite one of a rank, None where there is none;
+    # and what each mean counts beside those of other nodes, usually samples. Empty for values of no ranks.
+    lows: tuple[float | None, ...] = ()
+    highs: tuple[float | None, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 class Event(Struct, kw_only=True, tag="event"):
@@ -257,7 +262,8 @@ class Event(Struct, kw_only=True, tag="event"):
     at: float
     step: int
     # "nonfinite", "residual_dropped", "flushed", "fallback", "data_dropped", "unsteered", "redistributed",
-    # "unfrozen", "replicas_differ", "replicas_agree", "spared", "traced", "would_roll_back", "note"
+    # "unfrozen", "loss_nonfinite", "replicas_differ", "replicas_agree", "spared", "traced", "would_roll_back",
+    # "note"
     kind: str
     message: str
     rank: int | None = None

@@ -107,24 +107,53 @@ def test_same_steps_twice_from_one_rank_stay_two_windows() -> None:
 def test_losses_are_the_weighted_mean_over_ranks_in_step_order() -> None:
     merger = LossMerger((0, 1))
     merger.add(0, [2, 1], [4.0, 2.0], [1.0, 3.0], now=0.0)
-    assert merger.take(0.0) is None
+    assert merger.take(0.0) == (None, [])
     merger.add(1, [1, 2], [6.0, 8.0], [1.0, 3.0], now=0.0)
-    taken = merger.take(0.0)
-    assert taken == Points(name="loss", steps=(1, 2), values=(3.0, 7.0))
+    taken, events = merger.take(0.0)
+    assert taken == Points(
+        name="loss", steps=(1, 2), values=(3.0, 7.0), lows=(2.0, 4.0), highs=(6.0, 8.0), weights=(4.0, 4.0)
+    )
+    assert events == []
+
+
+def test_ranks_whose_loss_is_not_finite_are_named_when_they_change() -> None:
+    merger = LossMerger((4, 5, 6))
+    nan = math.nan
+    losses = {4: [1.0, 1.0, nan, nan, 1.0, 1.0], 5: [1.0, nan, nan, nan, 1.0, math.inf], 6: [2.0] * 6}
+    for rank, values in losses.items():
+        merger.add(rank, range(1, 7), values, [1.0] * 6, now=0.0)
+    taken, events = merger.take(0.0)
+    assert taken is not None
+    assert taken.kinds == {"1": "nan", "2": "nan", "3": "nan", "5": "+inf"}
+    assert (taken.lows, taken.highs) == ((1.0, 1.0, 2.0, 2.0, 1.0, 1.0), (2.0,) * 6)
+    assert [(event.step, event.data["ranks"]) for event in events] == [(2, "5"), (3, "4,5"), (6, "5")]
+    assert events[1].message == "the loss of rank 4, 5 is not finite"
+    for record in (taken, *events):
+        validate_record(decode(encode(record), type(record)), field="")
+
+
+def test_loss_of_no_finite_part_has_no_spread() -> None:
+    merger = LossMerger((0,))
+    merger.add(0, [1], [math.nan], [0.0], now=0.0)
+    taken, _ = merger.take(0.0)
+    assert taken is not None
+    assert (taken.values, taken.lows, taken.highs, taken.weights) == ((None,), (None,), (None,), (1.0,))
 
 
 def test_missing_rank_delays_a_loss_only_for_a_while() -> None:
     merger = LossMerger((0, 1))
     merger.add(0, [1], [4.0], [1.0], now=0.0)
-    assert merger.take(PATIENCE_SECONDS - 0.01) is None
-    assert merger.take(PATIENCE_SECONDS) == Points(name="loss", steps=(1,), values=(4.0,))
+    assert merger.take(PATIENCE_SECONDS - 0.01) == (None, [])
+    taken, _ = merger.take(PATIENCE_SECONDS)
+    assert taken is not None
+    assert (taken.steps, taken.values, taken.weights) == ((1,), (4.0,), (1.0,))
 
 
 def test_losses_that_wait_are_bounded() -> None:
     merger = LossMerger((0, 1))
     steps = list(range(12_000))
     merger.add(0, steps, [1.0] * len(steps), [1.0] * len(steps), now=0.0)
-    taken = merger.take(0.0)
+    taken, _ = merger.take(0.0)
     assert taken is not None
     assert taken.steps == tuple(range(2_000)), "the oldest go first"
 
@@ -142,7 +171,7 @@ def test_one_non_finite_part_makes_the_step_non_finite(parts: list[tuple[float, 
     merger = LossMerger((0, 1))
     for rank, (value, weight) in enumerate(parts):
         merger.add(rank, [7], [value], [weight], now=0.0)
-    taken = merger.take(0.0)
+    taken, _ = merger.take(0.0)
     assert taken is not None
     assert (taken.values, taken.kinds) == ((None,), {"0": kind})
     validate_record(decode(encode(taken), Points), field="")

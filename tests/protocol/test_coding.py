@@ -10,6 +10,7 @@ from gradwire_protocol.codecs import CATALOGUE, validate_codec
 from gradwire_protocol.errors import MalformedError, ProtocolError, TooLargeError
 from gradwire_protocol.identity import new_id, validate_name
 from gradwire_protocol.plans import PlanSpec, validate_plan
+from gradwire_protocol.records import Points
 from protocol.messages import BATCH, MESSAGES
 
 
@@ -129,3 +130,16 @@ def test_a_bad_plan_is_refused_by_field(plan: PlanSpec, field: str) -> None:
     with pytest.raises(MalformedError) as caught:
         validate_plan(plan)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"lows": (1.0,)}, "2 steps and 1 lows"),
+        ({"highs": (1.0, 2.0, 3.0)}, "2 steps and 3 highs"),
+        ({"weights": (1.0, 0.0)}, "a weight is 0 or less"),
+    ],
+)
+def test_spread_of_points_fits_their_steps(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(MalformedError, match=text):
+        coding.validate_record(Points(name="loss", steps=(1, 2), values=(1.0, 2.0), **changes), field="records[0]")

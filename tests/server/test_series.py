@@ -1,4 +1,5 @@
 import pytest
+from gradwire_protocol.records import Points
 from gradwire_server.database.tables import points, step_windows
 from gradwire_server.series.branches import Leg, line
 from gradwire_server.series.buckets import bucket_width
@@ -44,6 +45,23 @@ def test_resumed_metric_has_one_value_for_each_step_and_keeps_the_old_branch(con
     ]
     old = point_buckets(connection, run.id, "model", "loss", attempt=first)
     assert [bucket.last for bucket in old] == [float(step) for step in range(11)]
+
+
+def test_loss_of_several_nodes_is_weighted_and_its_spread_is_that_of_single_ranks(connection: Connection) -> None:
+    run = StoredRun(connection)
+    run.send(Points(name="loss", steps=(1,), values=(2.0,), lows=(1.0,), highs=(3.0,), weights=(30.0,)))
+    run.send(Points(name="loss", steps=(1,), values=(6.0,), lows=(5.0,), highs=(9.0,), weights=(10.0,)), node=1)
+    (bucket,) = point_buckets(connection, run.id, "model", "loss")
+    assert (bucket.mean, bucket.last, bucket.min, bucket.max) == (3.0, 3.0, 1.0, 9.0)
+
+
+def test_metric_of_an_older_agent_has_no_weights_and_its_spread_is_that_of_nodes(connection: Connection) -> None:
+    run = StoredRun(connection)
+    run.send(Points(name="loss", steps=(1, 2), values=(2.0, None), kinds={"1": "nan"}))
+    run.send(Points(name="loss", steps=(1, 2), values=(6.0, None), kinds={"1": "nan"}), node=1)
+    first, second = point_buckets(connection, run.id, "model", "loss")
+    assert (first.mean, first.min, first.max) == (4.0, 2.0, 6.0)
+    assert (second.mean, second.last, second.min, second.num_nonfinite) == (None, None, None, 2)
 
 
 def test_attempts_of_one_millisecond_are_ordered_by_their_numbers() -> None:

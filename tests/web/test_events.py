@@ -22,6 +22,7 @@ DATA: dict[str, dict[str, object]] = {
     "expired": {"revision": 3, "codec": "int8", "author": "Ada", "why": "x"},
     "reason": {"revision": 3, "author": "Ada", "reason": "too slow"},
     "baseline": {"author": "Ada", "baseline": "id", "name": "first"},
+    "loss_nonfinite": {"ranks": "1,3"},
     "replicas_differ": {
         "parameter": "body.weight",
         "num_parameters": 2,
@@ -79,6 +80,7 @@ def test_kinds_are_told_in_sentences() -> None:
     assert text("replicas_differ", num_ranks=2) == (
         "Copies of the model differ in body.weight, body.bias; the first on process 1, process 3."
     )
+    assert text("loss_nonfinite") == "The loss is not finite on process 1, process 3."
     assert "process 3 and 5 more." in text("replicas_differ")
     assert text("refused") == "Change 3 was refused. node-02: out of memory"
     assert text("baseline", name=None) == "Ada took the baseline back."

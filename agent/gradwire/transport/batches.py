@@ -102,7 +102,15 @@ def _split_points(points: Points) -> Iterator[Points]:
             if kind is not None:
                 kinds[str(index)] = kind
             values.append(value if kind is None else None)
-        yield replace(points, steps=points.steps[start:end], values=tuple(values), kinds=kinds)
+        yield replace(
+            points,
+            steps=points.steps[start:end],
+            values=tuple(values),
+            kinds=kinds,
+            lows=points.lows[start:end],
+            highs=points.highs[start:end],
+            weights=points.weights[start:end],
+        )
 
 
 def _shorten(text: str) -> str:

@@ -48,10 +48,12 @@ class Collector:
         for window in self._windows.take_due(now):
             self.append(window)
         if now >= self._loss_due_at:
-            losses = self._losses.take(now)
+            losses, events = self._losses.take(now)
             if losses is not None:
                 self._loss_due_at = now + _LOSS_INTERVAL_SECONDS if math.isfinite(now) else now
                 self.append(losses)
+            for event in events:
+                self.append(event, urgent=True)
 
     @property
     def next_due_at(self) -> float:

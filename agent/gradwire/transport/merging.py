@@ -5,12 +5,13 @@ up for longer than `PATIENCE_SECONDS`; `num_rank_steps` then tells how many rank
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from gradwire_protocol.records import PhaseSeconds, Points, StepWindow
+from gradwire_protocol.records import Event, PhaseSeconds, Points, StepWindow
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gradwire.transport.batches import kind_of
 
@@ -80,7 +81,9 @@ class LossMerger:
     def __init__(self, local_ranks: Sequence[int]) -> None:
         self._num_ranks = len(local_ranks)
         self._waiting: dict[int, _Loss] = {}
-        self._ready: dict[int, float] = {}
+        self._ready: dict[int, dict[int, tuple[float, float]]] = {}
+        # Ranks whose loss was not finite when it was last told.
+        self._spoiled: tuple[int, ...] = ()
 
     def add(
         self, rank: int, steps: Sequence[int], values: Sequence[float], weights: Sequence[float], now: float
@@ -90,10 +93,13 @@ class LossMerger:
             loss = self._waiting.setdefault(step, _Loss(now + PATIENCE_SECONDS, {}))
             loss.parts[rank] = (value, weight)
             if len(loss.parts) >= self._num_ranks:
-                self._ready[step] = weighted_mean(list(self._waiting.pop(step).parts.values()))
+                self._ready[step] = self._waiting.pop(step).parts
 
-    def take(self, now: float) -> Points | None:
-        """Return the steps that are complete or waited long enough, all for `now` = inf; None if there is none."""
+    def take(self, now: float) -> tuple[Points | None, list[Event]]:
+        """Return the steps that are complete or waited long enough, all for `now` = inf; None if there is none.
+
+        An event tells which ranks' losses are not finite, each time that these are others than before.
+        """
         num_over = len(self._waiting) - _MAX_WAITING_STEPS
         due = [
             step
@@ -101,13 +107,28 @@ class LossMerger:
             if index < num_over or loss.due_at <= now
         ]
         for step in due:
-            self._ready[step] = weighted_mean(list(self._waiting.pop(step).parts.values()))
+            self._ready[step] = self._waiting.pop(step).parts
         if not self._ready:
-            return None
-        steps = sorted(self._ready)
-        values = [self._ready[step] for step in steps]
+            return None, []
+        taken = sorted(self._ready.items())
         self._ready.clear()
-        return points("loss", steps, values)
+        return _loss_points(taken), list(self._tell_spoiled(taken))
+
+    def _tell_spoiled(self, taken: Sequence[tuple[int, dict[int, tuple[float, float]]]]) -> Iterator[Event]:
+        for step, parts in taken:
+            spoiled = tuple(sorted(rank for rank, (value, _) in parts.items() if not math.isfinite(value)))
+            if spoiled and spoiled != self._spoiled:
+                ranks = ", ".join(map(str, spoiled))
+                yield Event(
+                    at=time.time(),
+                    step=step,
+                    kind="loss_nonfinite",
+                    message=f"the loss of rank {ranks} is not finite",
+                    rank=spoiled[0],
+                    level="warning",
+                    data={"ranks": ",".join(map(str, spoiled))},
+                )
+            self._spoiled = spoiled
 
     @property
     def has_ready(self) -> bool:
@@ -119,6 +140,18 @@ class LossMerger:
         """When the oldest step has waited long enough; inf when none waits."""
         oldest = next(iter(self._waiting.values()), None)
         return math.inf if oldest is None else oldest.due_at
+
+
+def _loss_points(taken: Sequence[tuple[int, dict[int, tuple[float, float]]]]) -> Points:
+    """Return the mean of each step over its ranks, with their spread and what it counts beside other nodes."""
+    parts = [list(by_rank.values()) for _, by_rank in taken]
+    finite = [[value for value, _ in step if math.isfinite(value)] for step in parts]
+    return replace(
+        points("loss", [step for step, _ in taken], [weighted_mean(step) for step in parts]),
+        lows=tuple(min(values, default=None) for values in finite),
+        highs=tuple(max(values, default=None) for values in finite),
+        weights=tuple(sum(weight for _, weight in _usable(step)) for step in parts),
+    )
 
 
 def points(name: str, steps: Sequence[int], values: Sequence[float], *, is_evaluation: bool = False) -> Points:
@@ -140,12 +173,15 @@ def weighted_mean(parts: Sequence[tuple[float, float]]) -> float:
     bad = {value for value, _ in parts if not math.isfinite(value)}
     if bad:
         return bad.pop() if bad in ({math.inf}, {-math.inf}) else math.nan
-    usable = [(value, weight) for value, weight in parts if weight > 0 and math.isfinite(weight)]
-    if not usable:
-        usable = [(value, 1.0) for value, _ in parts]
+    usable = _usable(parts)
     largest = max(weight for _, weight in usable)
     total = sum(weight / largest for _, weight in usable)
     return sum(value * (weight / largest / total) for value, weight in usable)
+
+
+def _usable(parts: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    usable = [(value, weight) for value, weight in parts if weight > 0 and math.isfinite(weight)]
+    return usable or [(value, 1.0) for value, _ in parts]
 
 
 def merge_windows(windows: Sequence[StepWindow]) -> StepWindow:

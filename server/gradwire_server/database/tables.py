@@ -179,6 +179,10 @@ points = Table(
     # Null for finite values, else "nan", "+inf" or "-inf".
     Column("kind", String(4)),
     Column("is_evaluation", Boolean, nullable=False),
+    # Of a mean over ranks: the smallest and largest finite value of one, and what it counts beside other nodes'.
+    Column("low", Double),
+    Column("high", Double),
+    Column("weight", Double),
     # Attempts are read one by one, since a resumed run is a branch that leaves the older attempt at some step.
     Index(None, "run", "model", "name", "attempt", "step"),
     # Non-finite values are rare and counted on every page.

@@ -38,7 +38,8 @@ def metric(
     figure = frame(theme, say, unit=literal(name))
     figure.update_yaxes(rangemode="normal")
     figure.update_layout(showlegend=baseline is not None)
-    if any(bucket.count > 1 for bucket in buckets):
+    # Several steps, or several ranks at one.
+    if any(bucket.min != bucket.max for bucket in buckets):
         _add_band(figure, buckets, palette.band, say)
     if baseline is not None:
         _add_line(figure, baseline[1], literal(baseline[0]), palette.neutral, "dash")

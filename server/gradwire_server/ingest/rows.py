@@ -52,7 +52,19 @@ def point_rows(batch: Batch, points: Points) -> list[Row]:
         "name": points.name,
         "is_evaluation": points.is_evaluation,
     }
+    unknown = (None,) * len(points.steps)
+    spread = zip(points.lows or unknown, points.highs or unknown, points.weights or unknown, strict=True)
     return [
-        {**common, "step": step, "value": value, "kind": points.kinds.get(str(index))}
-        for index, (step, value) in enumerate(zip(points.steps, points.values, strict=True))
+        {
+            **common,
+            "step": step,
+            "value": value,
+            "kind": points.kinds.get(str(index)),
+            "low": low,
+            "high": high,
+            "weight": weight,
+        }
+        for index, (step, value, (low, high, weight)) in enumerate(
+            zip(points.steps, points.values, spread, strict=True)
+        )
     ]

@@ -114,6 +114,11 @@ def _replicas_differ(words: Wording, data: Data, device: str) -> str:
     )
 
 
+def _loss_nonfinite(words: Wording, data: Data, device: str) -> str:
+    ranks = ", ".join(words.rank(int(rank), device) for rank in data["ranks"].split(","))
+    return words.say("The loss is not finite on {ranks}.", ranks=ranks)
+
+
 def _replicas_agree(words: Wording, data: Data, device: str) -> str:
     return words.say("All copies of the model are equal again.")
 
@@ -169,6 +174,7 @@ SENTENCES: dict[str, Callable[[Wording, Data, str], str]] = {
     "reason": _reason,
     "baseline": _baseline,
     "would_roll_back": _would_roll_back,
+    "loss_nonfinite": _loss_nonfinite,
     "replicas_differ": _replicas_differ,
     "replicas_agree": _replicas_agree,
     "spared": _spared,

@@ -10,6 +10,7 @@ from gradwire_server.quality.comparison import Better, Check, compare, pool
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.views import Measure, QualityView
 from gradwire_server.series.branches import on_line, point_line
+from gradwire_server.series.points import weighted_mean
 
 # Evaluations compared, the newest ones.
 MAX_EVALUATIONS = 10
@@ -115,7 +116,7 @@ def _newest(
     values: dict[int, float | None] = {}
     for leg in point_line(connection, source.id, source.name, name):
         statement = (
-            select(columns.step, func.avg(columns.value), func.count(columns.kind))
+            select(columns.step, weighted_mean(), func.count(columns.kind))
             .where(
                 columns.run == source.id,
                 columns.model == source.name,
@@ -142,7 +143,7 @@ def _values_at(connection: Connection, source: RunSource, name: str, steps: Sequ
     """Return the values of a metric at those of `steps` that its default line has."""
     columns = points.c
     statement = (
-        select(columns.step, func.avg(columns.value), func.count(columns.kind))
+        select(columns.step, weighted_mean(), func.count(columns.kind))
         .where(
             columns.run == source.id,
             columns.model == source.name,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
@@ -12,7 +13,10 @@ from gradwire_server.series.buckets import MAX_BUCKETS, bucket_width
 
 
 class PointBucket(Struct, frozen=True, kw_only=True):
-    """A user metric over the steps `first_step` to `last_step`; None where no value is finite."""
+    """A user metric over the steps `first_step` to `last_step`; None where no value is finite.
+
+    The loss is a mean over ranks, weighted by samples; `min` and `max` are those of single ranks.
+    """
 
     first_step: int
     last_step: int
@@ -70,6 +74,13 @@ def point_buckets(
     return [_point_bucket(row, lasts) for row in rows]
 
 
+def weighted_mean() -> ColumnElement[Any]:
+    """Return the mean of the finite values in a group, each by its weight; those without one count 1."""
+    weight = func.coalesce(points.c.weight, 1.0)
+    weights = func.sum(case((points.c.value.is_not(None), weight)))
+    return func.sum(points.c.value * weight) / func.nullif(weights, 0.0)
+
+
 def _bucket_statement(
     conditions: Sequence[ColumnElement[bool]], bucket: ColumnElement[int]
 ) -> Select[tuple[object, ...]]:
@@ -78,9 +89,9 @@ def _bucket_statement(
         select(
             func.min(columns.step).label("first_step"),
             func.max(columns.step).label("last_step"),
-            func.min(columns.value).label("min"),
-            func.max(columns.value).label("max"),
-            func.avg(columns.value).label("mean"),
+            func.min(func.coalesce(columns.low, columns.value)).label("min"),
+            func.max(func.coalesce(columns.high, columns.value)).label("max"),
+            weighted_mean().label("mean"),
             func.count(columns.value).label("count"),
             func.count(columns.kind).label("num_nonfinite"),
             func.max(case((columns.value.is_not(None), columns.step))).label("last_finite"),
@@ -96,9 +107,7 @@ def _values_at(
 ) -> dict[int, float]:
     known = [step for step in steps if step is not None]
     statement = (
-        select(points.c.step, func.avg(points.c.value))
-        .where(*conditions, points.c.step.in_(known))
-        .group_by(points.c.step)
+        select(points.c.step, weighted_mean()).where(*conditions, points.c.step.in_(known)).group_by(points.c.step)
     )
     return {row[0]: row[1] for row in connection.execute(statement)}
 
