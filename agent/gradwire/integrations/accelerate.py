@@ -53,7 +53,7 @@ def attach(
     follower.begin(
         model,
         optimizer,
-        run=accelerator.project_dir or "unnamed",
+        run=Path(accelerator.project_dir or "unnamed").resolve().name,
         start_step=start_step or None,
         total_steps=total_steps,
         scaler=accelerator.scaler,
