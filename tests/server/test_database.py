@@ -1,14 +1,17 @@
+import multiprocessing
 import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gradwire_server.database import engine
-from gradwire_server.database.engine import Database
+from gradwire_server.database.engine import Database, make_engine
 from gradwire_server.errors import UnavailableError
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 
 @pytest.fixture
@@ -193,3 +196,28 @@ def test_full_disk_is_unavailable_and_writing_resumes_by_itself(database: Databa
     limit_pages(100_000)
     database.write_sync(put_much)
     assert database.write_sync(put(2)) == 2  # type: ignore[arg-type]
+
+
+def open_each(gate: Any, paths: list[Path], failures: Any) -> None:
+    for path in paths:
+        gate.wait()
+        try:
+            engine = make_engine(f"sqlite:///{path}", is_writer=True)
+            with engine.begin() as connection:
+                connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS t (x)")
+            engine.dispose()
+        except OperationalError as error:
+            failures.put(str(error))
+
+
+def test_processes_may_open_a_new_database_at_the_same_moment(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    gate, failures = context.Barrier(6), context.Queue()
+    paths = [tmp_path / f"{index}.db" for index in range(60)]
+    processes = [context.Process(target=open_each, args=(gate, paths, failures)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert failures.empty()
+    assert [process.exitcode for process in processes] == [0] * 6

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 # Seconds that a statement waits for another process's lock before it fails as unavailable.
 BUSY_SECONDS = 5.0
+# Between attempts where SQLite itself does not wait.
+RETRY_SECONDS = 0.02
 
 
 def make_engine(url: str, *, is_writer: bool) -> Engine:
@@ -28,19 +31,35 @@ def make_engine(url: str, *, is_writer: bool) -> Engine:
     if engine.dialect.name != "sqlite":
         return engine
     settings = [f"busy_timeout={int(BUSY_SECONDS * 1000)}", "foreign_keys=ON"]
-    settings += ["journal_mode=WAL", "synchronous=FULL"] if is_writer else ["query_only=ON"]
+    settings += ["synchronous=FULL"] if is_writer else ["query_only=ON"]
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
         for setting in settings:
             connection.execute(f"PRAGMA {setting}")
+        if is_writer:
+            _write_ahead(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Turn the write-ahead log on; SQLite itself does not wait for others that do so at the same moment."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            return
 
 
 class Database:
