@@ -53,7 +53,7 @@ def test_gradients_and_other_peoples_threads_are_not_the_agents_cost(busy_thread
 
 def test_the_stride_doubles_above_the_budget_and_halves_well_below():
     cost, strides = OwnCost(budget=0.01), []
-    for share in (0.02, 0.011, 0.008, 0.005, 0.003, 0.001, 0.001):
+    for share in (0.01, 0.0055, 0.004, 0.0025, 0.0015, 0.0005, 0.0005):
         cost.judge(share, 1.0, 100)
         strides.append(cost.stride)
     assert strides == [2, 4, 4, 4, 2, 1, 1]

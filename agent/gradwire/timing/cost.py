@@ -8,7 +8,9 @@ from gradwire_protocol.records import Event
 
 # Share of training time that the agent may take.
 BUDGET = 0.01
-# Below this part of the budget more steps are traced again; far enough from 1 that the stride does not swing.
+# What the agent sees of its cost is about half of it: the calls from DDP and what it leaves in caches are not seen.
+_SEEN = 0.5
+# Below this part of that more steps are traced again; far enough from 1 that the stride does not swing.
 _EASY = 0.4
 # At least two steps of a window of a second are traced, however short steps are up to a bound.
 _LONGEST_STRIDE_SECONDS = 0.5
@@ -43,7 +45,7 @@ class OwnCost:
         """Lengthen or shorten the stride by what the steps of a window have cost."""
         if training_seconds <= 0 or num_steps <= 0:
             return
-        share = agent_seconds / training_seconds
+        share = agent_seconds / training_seconds / _SEEN
         if share > self._budget:
             longest = max(1, int(_LONGEST_STRIDE_SECONDS / (training_seconds / num_steps)))
             self.stride = min(2 * self.stride, longest, _LONGEST_STRIDE)
