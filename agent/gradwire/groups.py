@@ -85,7 +85,13 @@ def use_up_names(count: int) -> None:
 
 
 class _NoGroup:
-    """Stands for a group that never was."""
+    """Stands for a group that never was; torch shuts down or aborts whatever has a name when all groups end."""
+
+    def shutdown(self) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 @contextlib.contextmanager

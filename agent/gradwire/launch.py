@@ -109,7 +109,8 @@ class _Watched:
                 waiting.remove()
                 self._is_told = True
                 # The script, or an integration that it uses, may have attached by itself.
-                if not ddp.is_attached(model):
+                own = own_hooks.own_hook(model)
+                if not ddp.is_attached(model) and not (own is not None and own.is_watched):
                     self._attach(model)
 
         # Where the model is compiled, its hooks are traced; this one must run as it is.

@@ -36,6 +36,11 @@ class OwnHook:
         """The hook's own name."""
         return str(getattr(self._hook, "__qualname__", type(self._hook).__name__))
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody is told of every bucket."""
+        return self._observer is not None
+
     def watch(self, observer: Observer, clock: Callable[[], Any], world_size: int) -> None:
         """Tell `observer` of every bucket from now on; stamps are of `clock`."""
         self._observer, self._clock, self._world_size = GuardedObserver(observer), clock, world_size

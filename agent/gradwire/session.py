@@ -70,7 +70,9 @@ class Session:
         self._is_closed = False
         self._complaints: set[str] = set()
         self.summary: DeliverySummary | None = None
-        self._at_exit = AtExit(lambda status, exception: self.close(status=status, exception=exception))
+        self._at_exit = AtExit(self._close_at_exit)
+        # The traceback of what ended the script stays the last thing on the console.
+        self._is_silent = False
 
     @property
     def run_id(self) -> str:
@@ -125,8 +127,9 @@ class Session:
             self._warn_of_left_out(step)
             if jumped := self._wall_clock.jump(step, self._membership.rank):
                 self._outlet.on_event(jumped)
-            self._rehearsal.run(self._phases, step)
             steering.agent_seconds = time.perf_counter() - began
+            # It keeps to a share of its own, which is no reason to trace fewer steps.
+            self._rehearsal.run(self._phases, step)
 
     def _warn_of_left_out(self, step: int) -> None:
         problem = self._left_out.look(step)
@@ -213,8 +216,12 @@ class Session:
         )
         self.summary = self._outlet.close(ended, CLOSE_SECONDS)
         # Each node has a spool of its own.
-        if self._membership.rank == 0 or self.summary.spool_path is not None:
+        if not self._is_silent and (self._membership.rank == 0 or self.summary.spool_path is not None):
             console.say(wording.ended(self._membership.run_name, ended, self.summary))
+
+    def _close_at_exit(self, status: Status, exception: str) -> None:
+        self._is_silent = status != "finished"
+        self.close(status=status, exception=exception)
 
     def _point(self, name: str, value: float) -> Points:
         step = self._steering.step - 1

@@ -18,4 +18,4 @@ class Hold:
 
     def covers(self, sync: int) -> bool:
         """Return whether synchronised step `sync` is held."""
-        return sync <= self._last
+        return 0 < sync <= self._last

@@ -63,15 +63,20 @@ def start(
     )
 
 
+# How the agent's one line at the start begins.
+WELCOME = "gradwire: attached to "
+
+
 def finish(job: "subprocess.Popen[str]", timeout_seconds: float = 120.0) -> tuple[int, str, str]:
-    """Wait for a job and return its exit status and what it wrote to stdout and stderr."""
+    """Wait for a job and return its exit status, what it wrote to stdout, and to stderr but for the welcome."""
     try:
         said, complained = job.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, 9)
         said, complained = job.communicate()
         raise AssertionError(f"did not end in {timeout_seconds} s:\n{said}\n{complained}") from None
-    return job.returncode, said, complained
+    lines = complained.splitlines(keepends=True)
+    return job.returncode, said, "".join(line for line in lines if not line.startswith(WELCOME))
 
 
 def runs(server: ServerProcess, name: str) -> list[dict[str, Any]]:

@@ -136,6 +136,6 @@ def _run_rank(
     # Plain pickle copies tensors by value; torch's own pickler for pipes would hand over memory that dies with us.
     sender.send_bytes(pickle.dumps(outcome))
     sender.close()
-    if outcome[0]:
+    if outcome[0] and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import gradwire_compression.exchange as exchange_module
+import gradwire_compression.plain as plain
 import httpx
 import pytest
 import torch
@@ -53,12 +53,12 @@ def _train(rank: int, world_size: int, folder: str, url: str, token: str) -> tup
     windows: list[StepWindow] = []
     report = session._recorder._on_window
     session._recorder._on_window = lambda window: (windows.append(window), report(window))
-    start_exact = exchange_module.start_exact
+    start_exact = plain.start_exact
     step, switch = 0, 10**9
     while step < min(MOST_STEPS, _told(folder, STOP)):
         step, switch = step + 1, _told(folder, SWITCH)
         if step == switch:
-            exchange_module.start_exact = lambda *args: _SlowWork(start_exact(*args))
+            plain.start_exact = lambda *args: _SlowWork(start_exact(*args))
         loss = ddp(torch.ones(2, 256)).square().mean()
         time.sleep(COMPUTE_SECONDS)
         if rank == 1 and step < switch:

@@ -123,6 +123,8 @@ def test_model_with_a_hook_of_its_own_is_measured_and_trains_as_before(
     assert outcome.stderr.count(f"gradwire: measured, not steered: {reason}") == 1
     view = view_of(server, "hooked")
     assert (view["summary"]["step"], view["is_steered"], view["trust"]["notes"][-1]) == (3, False, reason)
+    # Its steps are steps like others, and none of a check.
+    assert view["step_seconds"]["value"] is not None
     assert view["wire_bytes_per_second"]["value"] > 0
     send = next(stage for stage in view["loop"] if stage["name"] == "send")
     assert send["seconds"] > 0

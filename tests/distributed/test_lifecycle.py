@@ -181,3 +181,14 @@ def test_notebook_without_a_main_file_is_measured(server: ServerProcess, tmp_pat
     assert done.stderr.count("Traceback") == 1, done.stderr
     await_status(server, "notebook", "finished")
     assert run_of(server, "notebook")["step"] == 5
+
+
+def _end_all(rank, world_size):
+    """Use up names as after a side that did not open, and end the process group as scripts do."""
+    groups.use_up_names(groups.num_names() + 2)
+    dist.destroy_process_group()
+    return not dist.is_initialized()
+
+
+def test_names_without_a_group_do_not_hurt_the_end_of_all_groups():
+    assert run_ranks(2, _end_all) == [True, True]

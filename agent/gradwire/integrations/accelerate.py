@@ -1,6 +1,5 @@
 """Attaching to a model that an `accelerate.Accelerator` prepared."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +9,6 @@ import torch
 
 from gradwire.integrations.following import Follower
 from gradwire.session import Session
-from gradwire.states import load_state
 
 
 def attach(
@@ -123,7 +121,4 @@ class AcceleratedSession:
             self._follower.save(output_dir)
 
     def _load(self, _models: Any, input_dir: str) -> None:
-        if self.session is not None:
-            state: Mapping[str, Any] | None = load_state(input_dir, name=self._name)
-            if state is not None:
-                self.session.load_state_dict(state)
+        self._follower.load(input_dir, self._name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gradwire_compression import StateError
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.attachment import attach
@@ -90,7 +91,7 @@ class Follower:
         inner: Any = innermost(model)
         state = None
         if checkpoint is not None and isinstance(inner, DistributedDataParallel):
-            state = load_state(checkpoint, name=options.get("name") or "model", group=inner.process_group)
+            state = _load_together(checkpoint, options.get("name") or "model", inner.process_group)
             _check_step(state, start_step, checkpoint)
         try:
             self.session = attach(
@@ -106,6 +107,16 @@ class Follower:
             # One line of a configuration chooses how a framework shards; the script need not know of it.
             log.warning("gradwire: not attached: %s", error)
         self._model = model
+
+    def load(self, folder: str | Path, name: str) -> None:
+        """Go on from what `save` left in `folder`; on all ranks.
+
+        Raises:
+            gradwire_compression.StateError: On every rank alike, if some rank's state is missing or damaged.
+        """
+        inner: Any = innermost(self._model) if self._model is not None else None
+        if self.session is not None and (state := _load_together(Path(folder), name, inner.process_group)):
+            self.session.load_state_dict(state)
 
     def note(self, loss: Any, *, samples: int, tokens: int = 0) -> None:
         """Take a micro-batch: its share of the step's loss (None: unknown), and what this rank put in."""
@@ -184,6 +195,29 @@ def count(batch: Any) -> tuple[int, int]:
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     samples = len(ids) if isinstance(ids, torch.Tensor) else len(first) if first is not None else 0
     return samples, ids.numel() if isinstance(ids, torch.Tensor) else 0
+
+
+def _load_together(folder: Path, name: str, group: dist.ProcessGroup) -> dict[str, Any] | None:
+    """Return this rank's state, None if no rank has one; collective, since one rank alone would be waited for.
+
+    Raises:
+        StateError: On every rank: a state is damaged, or some ranks' are missing.
+    """
+    state, problem = None, ""
+    try:
+        state = load_state(folder, name=name, group=group)
+    except StateError as error:
+        problem = str(error)
+    told: list[tuple[bool, str]] = [(False, "")] * dist.get_world_size(group)
+    dist.all_gather_object(told, (state is not None, problem), group=group)
+    for rank, (_, other) in enumerate(told):
+        if other:
+            raise StateError(f"rank {rank}: {other}")
+    missing = [rank for rank, (is_there, _) in enumerate(told) if not is_there]
+    if missing and len(missing) < len(told):
+        ranks = ", ".join(map(str, missing[:8]))
+        raise StateError(f"{folder} holds no state for ranks {ranks}, and the other ranks have theirs")
+    return state
 
 
 def _check_step(state: Mapping[str, Any] | None, step: int | None, checkpoint: Path) -> None:

@@ -1,8 +1,8 @@
 """The rehearsal: every codec on some of this model's gradients, before anyone turns it on.
 
 One rank takes a copy of a part of one bucket and tries one codec on it after a step, then another after a later
-one, and so on; then comes another bucket. Nothing is sent. What it takes is a pause to all timing, and counts as
-the agent's own cost.
+one, and so on; then comes another bucket. Nothing is sent. What it takes is a pause to all timing, and keeps to a
+share of its own.
 """
 
 import logging

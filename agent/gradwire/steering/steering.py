@@ -247,9 +247,8 @@ class Steering:
     def _act(self, agreement: Agreement) -> None:
         self._cadence.agree(self._num_syncs - 1, agreement.interval)
         self._speak(self._tracing.agree(agreement.stride, self.step))
-        self._recorder.split(
-            agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
-        )
+        over = self._tracing.over(agreement.durations_sync, self._num_syncs - 1)
+        self._recorder.split(over, agreement.least_durations, closes_window=agreement.closes_window)
         if not agreement.has_equal_plans:
             raise PlanMismatchError(
                 f"ranks disagree on the active plan at step {self.step}: rank {self._member.rank} holds "
@@ -260,7 +259,7 @@ class Steering:
             if self._member.rank == 0:
                 self._samples.compared(self._replicas.compared_step, are_equal=agreement.has_equal_replicas)
         if agreement.rollback == GUARD_REPORT:
-            reason = self._wish.take()
+            reason = self._wish.take(GUARD_REPORT)
             if agreement.rollback_rank == self._member.rank:
                 self._on_event(would_roll_back(reason, self.step))
         if agreement.is_stopping:

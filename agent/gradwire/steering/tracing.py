@@ -18,6 +18,8 @@ class Tracing:
         # The newest traced exchange that is over.
         self.newest: SyncTrace | None = None
         self._asked: SyncTrace | None = None
+        # The exchange that this rank spoke of in the pulse on its way, 0 for none.
+        self._spoken = 0
         # One in so many steps is traced, the same ones on all ranks.
         self.stride = 1
 
@@ -52,6 +54,17 @@ class Tracing:
         if self.newest is not None and self.newest is not asked:
             self._asked = self.newest
             self._recorder.ask(self.newest)
-        if asked is None:
-            return 0, ()
-        return asked.number, self._recorder.durations_of(asked)
+        self._spoken = asked.number if asked is not None else 0
+        return self._spoken, self._recorder.durations_of(asked) if asked is not None else ()
+
+    def over(self, agreed: int, last: int) -> int:
+        """Return up to which exchange the recorder has all it will get to know.
+
+        Ranks whose steps are not counted alike, since one of them skipped some, trace different ones: they agree on
+        no exchange, compare none, and their windows end all the same.
+
+        Args:
+            agreed: The exchange that all ranks spoke of, 0 if they differed.
+            last: The last complete one.
+        """
+        return agreed if agreed or not self._spoken else last

@@ -2,7 +2,7 @@
 
 import threading
 
-from gradwire.steering.pulse import NO_ROLLBACK
+from gradwire.steering.pulse import GUARD_ROLLBACK, NO_ROLLBACK
 
 
 class Wish:
@@ -24,8 +24,10 @@ class Wish:
         with self._lock:
             return self._kind
 
-    def take(self) -> str:
-        """Return the reason, and ask for nothing any more."""
+    def take(self, most: int = GUARD_ROLLBACK) -> str:
+        """Return the reason, and ask for nothing any more; a wish above `most` waits for the next pulse."""
         with self._lock:
+            if self._kind > most:
+                return ""
             reason, self._kind, self._reason = self._reason, NO_ROLLBACK, ""
             return reason

@@ -28,30 +28,33 @@ class Phases:
         self.syncs: list[SyncTrace] = []
         # Whether the step in progress is traced; of others only the length and the pauses are noted.
         self.is_traced = True
-        self._is_paused = False
+        # Pauses may lie inside each other: a framework has its own inside the script's.
+        self._num_pauses = 0
         self._is_backward = False
         # Whether the last exchange was outside any backward pass, only for the sake of other ranks.
         self.is_shadow = False
 
     def begin(self, phase: Phase) -> None:
         """Say that `phase` begins now; inside a pause everything belongs to the pause."""
-        if self.is_traced and not self._is_paused:
+        if self.is_traced and not self.is_paused:
             self.marks.append((phase, self._clock.stamp()))
 
     @property
     def is_paused(self) -> bool:
         """Whether everything belongs to a pause."""
-        return self._is_paused
+        return self._num_pauses > 0
 
     def pause(self) -> None:
         """Begin a pause."""
-        if not self._is_paused:
+        if not self.is_paused:
             self.marks.append(("pause", self._clock.stamp()))
-        self._is_paused = True
+        self._num_pauses += 1
 
     def resume(self) -> None:
-        """End the pause; what follows is other work until a hook says more."""
-        self._is_paused = False
+        """End the innermost pause; what follows the outermost is other work until a hook says more."""
+        self._num_pauses = max(0, self._num_pauses - 1)
+        if self.is_paused:
+            return
         self.marks.append(("other" if self.is_traced else "untraced", self._clock.stamp()))
 
     def begin_sync(self, number: int) -> SyncTrace:
@@ -72,7 +75,7 @@ class Phases:
         end = self._clock.stamp()
         marks, syncs = self.marks, self.syncs
         self.is_traced = traces_next
-        first: Phase = "pause" if self._is_paused else "data_wait" if traces_next else "untraced"
+        first: Phase = "pause" if self.is_paused else "data_wait" if traces_next else "untraced"
         self.marks, self.syncs = [(first, end)], []
         return marks, syncs, end
 
@@ -106,7 +109,7 @@ class Phases:
             self._append("data_wait", stamp)
 
     def _append(self, phase: Phase, stamp: Stamp) -> None:
-        if not self._is_paused:
+        if not self.is_paused:
             self.marks.append((phase, stamp))
 
 

@@ -228,6 +228,8 @@ class Spool:
         for segment in list(self._segments)[1:]:
             _unlink(segment.path)
         _close(self._file)
+        # Should it not open again, its number must not be written to: it may be somebody else's by then.
+        self._file = -1
         num_dropped = self.num_dropped
         self._segments.clear()
         self._sealed.clear()

@@ -66,10 +66,17 @@ class Arm:
     def settings(self, settings: Settings) -> Settings:
         """Return the settings of a model in this arm: the arm's run and plan whatever the script says.
 
-        A checkpoint's compression state is left out, so that both arms begin with nothing owed.
+        A checkpoint's compression state is left out, so that both arms begin with nothing owed. No uncompressed
+        steps come in between, neither to compare nor because quality suffers: that is what a trial is to show.
         """
         return dataclasses.replace(
-            settings, run=self._order.run_name, run_id=self._order.run, plan=self._order.plan, state=None
+            settings,
+            run=self._order.run_name,
+            run_id=self._order.run,
+            plan=self._order.plan,
+            state=None,
+            check_share=0.0,
+            guard="report",
         )
 
     def follow(self, session: Session, model: DistributedDataParallel) -> None:
