@@ -5,7 +5,9 @@ from gradwire_protocol.records import Refusal
 from gradwire_server.pages.sentences.change import last_change, question, refusal, rollback_line, state_line
 from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import CodecChoice, RunView, StatusView
+from gradwire_server.verdict import reasons
 from made_view import NOW, chinese, compressed_view, directive_view, english, plain, run_view
+from msgspec import structs
 
 PROMISE = "One click, all GPUs at the same step. Training goes on; weights are not changed back."
 
@@ -156,11 +158,30 @@ def test_question_names_codec_ranks_speed_and_memory() -> None:
     choice = view.codecs[1]
     assert asked(english(), view, choice) == (
         "Turn on int8 on 128 GPUs? Expected 1.3× the speed; 1.20 GB more memory per GPU. "
-        "Goes back by itself if the loss or a gradient stops being a finite number."
+        "Goes back by itself if the loss or a gradient is not finite, the loss leaps, or gradients stop matching."
     )
     assert asked(chinese(), view, choice) == (
-        "在 128 张卡上开启 int8 压缩？预计速度 1.3 倍；每张卡多占 1.20 GB 显存。损失或梯度出现非有限值时自动回滚。"
+        "在 128 张卡上开启 int8 压缩？预计速度 1.3 倍；每张卡多占 1.20 GB 显存。"
+        "损失或梯度出现非有限值、损失骤升或梯度还原度骤降时自动回滚。"
     )
+
+
+@pytest.mark.parametrize(
+    ("note", "english_says", "chinese_says"),
+    [(reasons.GUARD_OFF, "is off for this run", "已关闭"), (reasons.GUARD_REPORTS, "only reports", "仅报告")],
+)
+def test_question_promises_no_automatic_rollback_that_does_not_act(
+    note: str, english_says: str, chinese_says: str
+) -> None:
+    view = run_view()
+    view = structs.replace(view, trust=structs.replace(view.trust, notes=("something else", note)))
+    for words, promise, says in (
+        (english(), "by itself if", english_says),
+        (chinese(), "时自动回滚。", chinese_says),
+    ):
+        text = asked(words, view, view.codecs[1])
+        assert promise not in text
+        assert says in text
 
 
 def test_question_leaves_out_what_is_not_known() -> None:

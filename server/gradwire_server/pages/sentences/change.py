@@ -6,6 +6,7 @@ from gradwire_protocol.codecs import CATALOGUE
 
 from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import CodecChoice, DirectiveView, RunView
+from gradwire_server.verdict import reasons
 
 # Ranks answer within a step or two; who waits longer than this must hear of the way that needs no server.
 NO_ANSWER_SECONDS = 30.0
@@ -185,12 +186,18 @@ def question(words: Wording, view: RunView, choice: CodecChoice) -> Question:
     ranks = words.ranks(view.summary.world_size, view.summary.device)
     return Question(
         words.say("Turn on {codec} on {ranks}?", codec=choice.name, ranks=ranks),
-        words.join(
-            (
-                _expectation(words, view, choice),
-                words.say("Goes back by itself if the loss or a gradient stops being a finite number."),
-            )
-        ),
+        words.join((_expectation(words, view, choice), _guard(words, view))),
+    )
+
+
+def _guard(words: Wording, view: RunView) -> str:
+    """Return what goes back by itself; an agent that acts says nothing of its guard."""
+    if reasons.GUARD_OFF in view.trust.notes:
+        return words.say("Automatic rollback is off for this run: watch it yourself.")
+    if reasons.GUARD_REPORTS in view.trust.notes:
+        return words.say("Automatic rollback only reports in this run: the events say when it would have acted.")
+    return words.say(
+        "Goes back by itself if the loss or a gradient is not finite, the loss leaps, or gradients stop matching."
     )
 
 
