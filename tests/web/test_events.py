@@ -1,5 +1,6 @@
 """Lines of the history in both languages."""
 
+import pytest
 from gradwire_server.pages.events import SENTENCES, event_text
 from gradwire_server.runs.views import EventView
 from made_view import chinese, english
@@ -90,7 +91,17 @@ def test_an_unknown_kind_stands_as_it_was_written() -> None:
     assert event_text(chinese(), event("flushed", "flushed in 3 steps {x}"), "cuda") == "flushed in 3 steps {x}"
 
 
+@pytest.mark.parametrize("kind", DATA)
+def test_no_value_of_any_field_fails_the_page(kind: str) -> None:
+    for name in DATA[kind]:
+        for value in (None, "", "x", -1, 3, 10**400, float("nan"), float("inf"), True):
+            text = event_text(english(), event(kind, **{**DATA[kind], name: value}), "cuda")
+            assert isinstance(text, str)
+
+
 def test_data_of_another_version_leave_the_message() -> None:
+    assert event_text(english(), event("loss_nonfinite", ranks=3), "cuda") == "English for the log"
+    assert event_text(english(), event("loss_nonfinite", ranks=""), "cuda") == "English for the log"
     assert event_text(chinese(), event("switched", codec="int8"), "cuda") == "English for the log"
     assert event_text(chinese(), event("attempt_ended", status="vanished", exception=""), "cuda") == (
         "English for the log"

@@ -22,8 +22,8 @@ def event_text(words: Wording, event: EventView, device: str) -> str:
         return event.message
     try:
         return sentence(words, event.data, device)
-    except (KeyError, TypeError):
-        # Written by an older or newer program, with other data.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # Data of an event are any scalars: an older or newer program, or a broken one, wrote others than ours.
         return event.message
 
 
