@@ -84,5 +84,13 @@ def test_a_rank_that_others_wait_for_is_named_and_nothing_is_to_be_compressed(ki
     assert sentence == f"Look at GPU 3 on node-02: the others wait for it during {share} of every step."
 
 
-def test_transfer_that_is_worth_compressing_comes_before_a_straggler() -> None:
+def test_transfer_that_costs_more_than_a_straggler_comes_before_it() -> None:
     assert action(run_view(waiting=LATE)) == ("turn_on", "int8")
+
+
+def test_a_straggler_that_costs_more_than_transfer_comes_before_compression() -> None:
+    slower = WaitingView(straggler=StragglerView(rank=3, host="node-02", others_wait_share=0.6))
+    view = run_view(waiting=slower)
+    assert view.summary.verdict.kind == "worth_it"
+    assert action(view) == ("link", "charts")
+    assert next_step(english(), view).sentence.startswith("Look at GPU 3 on node-02")

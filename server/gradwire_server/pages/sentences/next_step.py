@@ -63,12 +63,14 @@ def _speed(words: Wording, view: RunView) -> NextStep:
     if not view.is_steered:
         sentence = words.say("This run is measured but cannot be steered from here. The events say why.")
         return _see(sentence, words.say("See the events"), "history")
-    if verdict.kind == "worth_it" and verdict.suggested_codec:
+    slow = view.waiting.straggler
+    # What all wait for a slow rank, no codec gives back.
+    costs_more = slow is not None and slow.others_wait_share > (verdict.share.value or 0.0)
+    if verdict.kind == "worth_it" and verdict.suggested_codec and not costs_more:
         codec = verdict.suggested_codec
         sentence = words.say("Try {codec}: it can be taken back with one click at any time.", codec=codec)
         return NextStep(sentence, words.say("Turn on {codec}", codec=codec), "turn_on", codec=codec)
-    slow = view.waiting.straggler
-    if slow is not None and verdict.kind in ("not_worth_it", "cannot_say", "not_measured"):
+    if slow is not None and verdict.kind in ("worth_it", "not_worth_it", "cannot_say", "not_measured"):
         sentence = words.say(
             "Look at {who}: the others wait for it during {share} of every step.",
             who=straggler(words, slow, view.summary.device),
