@@ -1,5 +1,7 @@
 """What is read of a machine: real files of this one, made-up ones, and GPUs through a fake of NVIDIA's library."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +198,18 @@ def test_sample_is_what_happened_since_the_last_one(nvml: FakeNvml) -> None:
     assert 0 < window.memory_used_bytes < window.memory_total_bytes
     assert window.gpus[0].nvlink_sent_bytes == 4096
     assert Sampler("no such", None).sample().sent_bytes is None
+
+
+def test_cores_are_the_nodes_and_not_those_that_a_launcher_bound_the_process_to() -> None:
+    # Another process, since an affinity that is not put back would slow all other tests down.
+    script = """
+import os
+from gradwire.host.processor import num_cores
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+print(num_cores())
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(said.stdout) == os.cpu_count()
 
 
 def test_watch_reports_when_it_is_closed_and_survives_a_fault(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,8 +40,8 @@ def instruction_sets(path: Path = _PROCESSOR) -> tuple[str, ...]:
 
 
 def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the cores of the machine, also those that this process is bound away from: a node has many ranks."""
+    return os.cpu_count() or 1
 
 
 def load(path: Path = _TIMES) -> Load | None:
