@@ -120,6 +120,14 @@ def test_match_below_half_of_its_median_is_a_breach_once():
     assert "half of its median since the switch, 0.9" in said[0]
 
 
+@pytest.mark.parametrize("usual", [-0.1, 0.0])
+def test_match_around_a_median_that_is_not_positive_is_no_drop(usual):
+    guard, said = guarded()
+    for step in range(100):
+        guard.observe_match(step, usual - 0.01 * (step % 7 > 2))
+    assert said == []
+
+
 def test_match_is_measured_by_itself_since_the_switch():
     guard, said = guarded()
     for step in range(20):

@@ -117,7 +117,8 @@ class MatchDrop:
             self._seen.append(value)
             return None
         median = statistics.median(self._seen)
-        if value >= median / 2:
+        # A median that is not positive has no half to fall below: healthy values around it would.
+        if median <= 0 or value >= median / 2:
             self._count = 0
             self._seen.append(value)
             return None
