@@ -6,6 +6,7 @@ from gradwire.timing.recorder import Recorder
 from gradwire.timing.sums import NOT_COMPARED, NOT_TRACED
 from gradwire.timing.trace import BucketStamps, StepTrace, SyncTrace
 from gradwire_protocol.records import StepWindow
+from gradwire_server.verdict import reasons
 
 
 def step(number: int, *, epoch: int = 0, codec: str = "none", settling: bool = False) -> StepTrace:
@@ -114,8 +115,13 @@ def test_a_window_without_a_traced_step_says_why_it_knows_nothing():
     assert window.num_steps == 2
 
 
-def test_without_a_pulse_the_reason_is_the_groups():
-    windows = record("no side group", step(1), step(2))
+def test_pages_translate_why_transfer_is_unknown():
+    assert {NOT_COMPARED, NOT_TRACED} <= set(reasons.ALL)
+
+
+@pytest.mark.parametrize("make", [step, untraced])
+def test_without_a_pulse_the_reason_is_the_groups(make):
+    windows = record("no side group", make(1), make(2))
     assert {window.unknown_reason for window in windows} == {"no side group"}
     assert sum(window.num_steps for window in windows) == 2
 

@@ -11,9 +11,9 @@ from gradwire.timing.clock import Clock
 from gradwire.timing.exposure import BucketTrace, Exposure, expose, own_seconds
 from gradwire.timing.trace import Phase, StepTrace, SyncTrace
 
-# How often the least of the ranks' durations is not known, this is why.
-NOT_COMPARED = "no step of this window was compared across ranks"
-NOT_TRACED = "no step of this window was traced, to keep within the agent's budget"
+# Why the least of the ranks' durations is not known; the run's page translates what it knows by these words.
+NOT_COMPARED = "no step was compared across ranks"
+NOT_TRACED = "no step was traced, so that measuring stays within its budget"
 
 
 def bucket_traces(sync: SyncTrace, clock: Clock) -> list[BucketTrace]:
@@ -144,9 +144,7 @@ class WindowSums:
             seconds.exposed_transfer = seconds.exposed_communication * share
             seconds.straggler_wait = seconds.exposed_communication - seconds.exposed_transfer
         else:
-            window.unknown_reason = self._unknown_reason or NOT_COMPARED
-        if not self._num_traced:
-            window.unknown_reason = NOT_TRACED
+            window.unknown_reason = self._unknown_reason or (NOT_COMPARED if self._num_traced else NOT_TRACED)
         window.seconds = seconds
         window.ranks = (
             RankSums(rank=self._rank, step_seconds=seconds.step, straggler_wait_seconds=seconds.straggler_wait),

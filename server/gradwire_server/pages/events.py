@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gradwire_server.pages.sentences.guard import guard_reason
 from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import EventView
 
@@ -65,7 +66,8 @@ def _switched(words: Wording, data: Data, device: str) -> str:
     else:
         text = words.say("All {ranks} switched to {codec}.", **values)
     cause = {"local": words.say("Asked for on a node."), "guard": words.say("Done automatically.")}
-    reason = words.say("Reason: {reason}.", reason=data["reason"].rstrip(".。")) if data["reason"] else ""
+    given = guard_reason(words, data["reason"]) if data["cause"] == "guard" else data["reason"]
+    reason = words.say("Reason: {reason}.", reason=given.rstrip(".。")) if given else ""
     return words.join((text, cause.get(data["cause"], ""), reason))
 
 
@@ -99,7 +101,8 @@ def _baseline(words: Wording, data: Data, device: str) -> str:
 
 def _would_roll_back(words: Wording, data: Data, device: str) -> str:
     return words.say(
-        "Automatic rollback would have acted, and only reports. Reason: {reason}.", reason=data["reason"]
+        "Automatic rollback would have acted, and only reports. Reason: {reason}.",
+        reason=guard_reason(words, data["reason"]),
     )
 
 

@@ -52,8 +52,9 @@ class Wording:
         return text.format(count=self.number(count), **values)
 
     def reason(self, text: str) -> str:
-        """Return a reason of the service in this language; one that training itself gave stays as it came."""
-        return self.language.translations.gettext(text) if text else ""
+        """Return reasons, apart by "; ", in this language; one that training itself gave stays as it came."""
+        parts = (self.language.translations.gettext(part) for part in text.split("; ") if part)
+        return ("；" if self.language.code == "zh" else "; ").join(parts)
 
     def join(self, sentences: Iterable[str]) -> str:
         """Return sentences one after the other; Chinese puts no space between them."""

@@ -20,6 +20,9 @@ ASSUMED = "assumed"
 # Notes of the agent.
 GUARD_REPORTS = "automatic rollback only reports"
 GUARD_OFF = "automatic rollback is off"
+# Why it knows no transfer.
+NOT_COMPARED = "no step was compared across ranks"
+NOT_TRACED = "no step was traced, so that measuring stays within its budget"
 
 ALL = (
     NO_STEPS,
@@ -41,4 +44,6 @@ ALL = (
     ASSUMED,
     GUARD_REPORTS,
     GUARD_OFF,
+    NOT_COMPARED,
+    NOT_TRACED,
 )

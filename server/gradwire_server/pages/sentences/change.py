@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gradwire_protocol.codecs import CATALOGUE
 
+from gradwire_server.pages.sentences.guard import guard_reason
 from gradwire_server.pages.wording import Wording
 from gradwire_server.runs.views import CodecChoice, DirectiveView, RunView
 from gradwire_server.verdict import reasons
@@ -91,7 +92,7 @@ def _applied_rollback(words: Wording, view: RunView, change: DirectiveView) -> s
                 words.say(
                     "Rolled back automatically at step {step}: {reason}.",
                     step=step,
-                    reason=change.reason.rstrip("."),
+                    reason=guard_reason(words, change.reason),
                 ),
                 words.say("Compression stays off until someone turns it on."),
             )
