@@ -109,6 +109,36 @@ def test_interface_that_does_not_exist_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert machine.interface()[0] == "lo"
 
 
+def under_torchrun(*options: str, disable: str) -> str:
+    """Return what a process that torchrun started says of restarts."""
+    script = "from gradwire.doctor import command, machine; print(command.table(list(machine.restarts())))"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", *options, "--no-python")
+    outcome = subprocess.run(
+        [*torchrun, sys.executable, "-c", script],
+        env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": disable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return outcome.stdout.strip()
+
+
+def test_restarts_that_would_hang_are_told_under_torchrun() -> None:
+    said = under_torchrun("--standalone", "--max-restarts", "1", disable="0")
+    assert said.startswith("warning  restarts   torchrun of torch 2.")
+    assert "-> TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend c10d ..." in said
+    assert under_torchrun("--standalone", "--max-restarts", "1", disable="1") == ""
+
+
+@pytest.mark.parametrize("number", [None, "0", "many"])
+def test_unknown_restarts_are_not_told_of(monkeypatch: pytest.MonkeyPatch, number: str | None) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS", raising=False)
+    if number is not None:
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", number)
+    assert list(machine.restarts()) == []
+
+
 def test_spool_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_SPOOL", "/proc/spool")
     assert machine.spool().state == "warning"

@@ -17,6 +17,9 @@ from gradwire.transport import place
 MIN_TORCH = (2, 9)
 _INSTALL_AGENT = "pip install 'gradwire[agent]'"
 
+# The first known to hand a restart the store of the attempt before.
+_SHARES_STORE = (2, 13)
+
 # Below this the spool cannot take an outage of a day.
 _MIN_FREE_BYTES = 1 << 30
 
@@ -31,6 +34,7 @@ def examine() -> Iterator[Finding]:
     yield finding
     yield link(name)
     yield spool()
+    yield from restarts()
 
 
 def frameworks() -> Finding:
@@ -174,6 +178,20 @@ def spool() -> Finding:
     if free < _MIN_FREE_BYTES:
         return warning("spool", text, f"gradwire sync {root}")
     return ok("spool", text)
+
+
+def restarts() -> Iterator[Finding]:
+    """Yield a warning where restarts would hang; only what torchrun started knows of any."""
+    number, version = os.environ.get("TORCHELASTIC_MAX_RESTARTS", ""), _version("torch")
+    if not number.isdecimal() or int(number) == 0 or version is None or _numbers(version) < _SHARES_STORE:
+        return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield warning(
+            "restarts",
+            f"torchrun of torch {version} hands a restart the store of the attempt before, in which gloo finds "
+            "addresses that are gone, and waits for them",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend c10d ...",
+        )
 
 
 def _first_outside(names: list[str]) -> str:
