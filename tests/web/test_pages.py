@@ -1,13 +1,14 @@
 """The pages of a real server, as a browser without JavaScript has them."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from agent_stream import AgentStream, losses, window
-from gradwire_protocol.records import Event
+from gradwire_protocol.records import Event, HostWindow
 from gradwire_server.pages import routes
 from page_text import read, visible_text
 from server_inside import InsideServer, inside_server
@@ -226,6 +227,31 @@ def test_one_of_several_models_is_shown_by_name(server: InsideServer, browser: h
     assert 'name="model" value="critic"' in critic
     assert 'href="?model=critic&amp;language=zh"' in critic
     assert browser.get(f"/runs/{first.run}?model=third", headers=BROWSER).status_code == 404
+
+
+def test_ended_run_speaks_of_its_nodes_as_last_heard_of(server: InsideServer, browser: httpx.Client) -> None:
+    made = stream(server, run_name="over")
+    made.send(HostWindow(at=time.time(), seconds=5.0, num_cores=8, cpu_ratio=0.5))
+    made.end(status="finished")
+    text = visible_text(page(browser, f"/runs/{made.run}"))
+    assert "Nodes, when last heard of" in text
+    assert "last seconds" not in text
+
+
+def test_event_whose_data_fit_no_sentence_leaves_the_page_whole(
+    server: InsideServer, browser: httpx.Client
+) -> None:
+    made = stream(server, run_name="odd")
+    values: tuple[int | str | float, ...] = (3, "", "1,x", 1e308)
+    made.send(
+        *(
+            Event(at=time.time(), step=9, kind="loss_nonfinite", message=f"as sent {number}", data={"ranks": ranks})
+            for number, ranks in enumerate(values)
+        )
+    )
+    for headers in (BROWSER, CHINESE):
+        text = visible_text(page(browser, f"/runs/{made.run}", headers))
+        assert all(f"as sent {number}" in text for number in range(len(values)))
 
 
 def test_text_from_outside_is_shown_as_it_stands(server: InsideServer, browser: httpx.Client) -> None:

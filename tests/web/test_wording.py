@@ -6,6 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from gradwire_server.pages.languages import languages
 from gradwire_server.pages.wording import THIN, Wording, zone_of
+from gradwire_server.verdict import reasons
 from made_view import NOW, chinese, english, plain
 
 
@@ -127,4 +128,11 @@ def test_values_are_not_taken_for_placeholders() -> None:
 
 def test_a_reason_that_nobody_translated_stands_as_it_came() -> None:
     assert chinese().reason("the {odd} one") == "the {odd} one"
+    assert chinese().reason("") == ""
+
+
+def test_reasons_of_several_ranks_are_each_translated() -> None:
+    both = f"{reasons.NOT_TRACED}; no side group"
+    assert english().reason(both) == both
+    assert chinese().reason(both) == "为不超出测量开销预算，没有跟踪任何一步；no side group"
     assert chinese().reason("") == ""
