@@ -17,8 +17,9 @@ class Clock:
         return self.now
 
 
-def batch(run: str, *records: Record, attempt: str = "", node: int = 0) -> Batch:
-    return Batch(run=run, attempt=attempt or run, model="model", node=node, number=1, records=records)
+def batch(run: str, *records: Record, attempt: str = "", node: int = 0, is_late: bool = False) -> Batch:
+    key = {"run": run, "attempt": attempt or run, "model": "model"}
+    return Batch(**key, node=node, number=1, records=records, is_late=is_late)
 
 
 def switched(cause: str = "directive", *, is_rollback: bool = False, num_ranks: int = 2) -> Switched:
@@ -184,3 +185,30 @@ def test_snapshot_is_a_copy(counters: Counters) -> None:
     before = only(counters)
     counters.add(batch(run, steps(10)))
     assert before.counts["rank_steps"] == 20
+
+
+def test_spool_of_a_dead_attempt_leaves_the_live_one_alone(counters: Counters, clock: Clock) -> None:
+    run, live = new_id(), new_id()
+    counters.add(batch(run, attempt_started(), steps(0), attempt=live))
+    before, clock.now = only(counters), clock.now + 10
+    counters.add(batch(run, attempt_started(), steps(0), attempt=new_id(), is_late=True))
+    counters.add(batch(new_id(), attempt_started(), steps(0), is_late=True))
+    assert only(counters) == before
+    clock.now += LOST_AFTER_SECONDS - 9
+    assert not only(counters).is_live(clock.now)
+
+
+def test_late_last_word_ends_the_stream(counters: Counters) -> None:
+    run = new_id()
+    counters.add(batch(run, attempt_started(), steps(0)))
+    ended = AttemptEnded(at=0.0, last_step=9, status="failed")
+    counters.add(batch(run, ended, attempt=new_id(), is_late=True))
+    assert not only(counters).has_ended
+    counters.add(batch(run, ended, is_late=True))
+    assert only(counters).has_ended
+
+
+def test_check_window_is_no_change_of_codec(counters: Counters) -> None:
+    run = new_id()
+    counters.add(batch(run, steps(0, codec="int8"), steps(10, is_check=True)))
+    assert only(counters).codec == "int8"

@@ -20,6 +20,11 @@ def error(answer: httpx.Response) -> dict[str, object]:
     return detail
 
 
+def node_row(server: ServerProcess, stream: AgentStream) -> dict[str, object]:
+    (row,) = rows(server.database_path, "SELECT * FROM nodes WHERE attempt = ?", stream.attempt)
+    return row
+
+
 def test_batch_sent_five_times_is_stored_once(server: ServerProcess, stream: AgentStream) -> None:
     batch = stream.batch(window(0), losses(0, [3.0, 2.5]))
     answers = [stream.post(batch) for _ in range(5)]
@@ -287,16 +292,26 @@ def test_run_ends_with_the_word_of_rank_0s_node_and_the_worst_word_stays(server:
 
 def test_late_batch_is_stored_and_no_sign_of_life(server: ServerProcess, stream: AgentStream) -> None:
     seen_at = run_row(server.database_path, stream.run)["last_seen_at"]
-    late = msgspec.structs.replace(stream.batch(window(10)), is_late=True)
+    late = msgspec.structs.replace(stream.batch(window(10, started_at=2000.0, wall_seconds=5.0)), is_late=True)
     assert stream.post(late).status_code == 200
     assert count(server.database_path, "step_windows", stream.run) == 1
     assert run_row(server.database_path, stream.run)["last_seen_at"] == seen_at
+    assert node_row(server, stream)["last_seen_at"] == seen_at
+    received = rows(server.database_path, "SELECT received_at FROM step_windows WHERE run = ?", stream.run)
+    assert {row["received_at"] for row in received} == {2005.0}
 
 
 def test_run_that_is_heard_of_after_its_death_is_not_alive(server: ServerProcess) -> None:
     dead = AgentStream(server.agent(), at=1000.0)
     assert dead.post(msgspec.structs.replace(dead.batch(dead.facts), is_late=True)).status_code == 200
     assert run_row(server.database_path, dead.run)["last_seen_at"] == 1000.0
+    assert node_row(server, dead)["last_seen_at"] == 1000.0
+
+
+def test_batch_moves_the_moment_its_node_was_heard_of(server: ServerProcess, stream: AgentStream) -> None:
+    seen_at = node_row(server, stream)["last_seen_at"]
+    stream.send(window(0))
+    assert node_row(server, stream)["last_seen_at"] > seen_at
 
 
 def test_node_that_fails_ends_the_attempt_whatever_others_say(server: ServerProcess) -> None:

@@ -10,7 +10,11 @@ Row = dict[str, Any]
 
 
 def window_row(batch: Batch, window: StepWindow, now: float) -> Row:
-    """Return a window as a `step_windows` row of level 0, received at `now`."""
+    """Return a window as a `step_windows` row of level 0, received at `now`.
+
+    What a process had measured before it died is as old as it says: its receipt tells nothing of the present.
+    """
+    received_at = min(now, window.started_at + window.wall_seconds) if batch.is_late else now
     seconds = {f"{name}_seconds": value for name, value in msgspec.structs.asdict(window.seconds).items()}
     return {
         "run": batch.run,
@@ -28,7 +32,7 @@ def window_row(batch: Batch, window: StepWindow, now: float) -> Row:
         "is_settling": window.is_settling,
         "is_check": window.is_check,
         "started_at": window.started_at,
-        "received_at": now,
+        "received_at": received_at,
         "wall_seconds": window.wall_seconds,
         **seconds,
         "unknown_reason": window.unknown_reason,

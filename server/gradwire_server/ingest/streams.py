@@ -26,13 +26,15 @@ _CURSOR = (
     .with_for_update(of=nodes)
 )
 _NEW_STEP = bindparam("new_step", type_=nodes.c.last_step.type)
+_SEEN_AT = bindparam("seen_at", type_=nodes.c.last_seen_at.type)
 _MOVE = (
     update(nodes)
     .where(*_STREAM)
     .values(
         cursor=bindparam("new_cursor"),
         num_dropped=bindparam("new_dropped"),
-        last_seen_at=bindparam("now"),
+        # Where a stream is not heard of live, a moment long past is given, and what was stays.
+        last_seen_at=case((nodes.c.last_seen_at < _SEEN_AT, _SEEN_AT), else_=nodes.c.last_seen_at),
         last_step=case((nodes.c.last_step < _NEW_STEP, _NEW_STEP), else_=nodes.c.last_step),
     )
 )
@@ -63,8 +65,8 @@ def lock_cursor(connection: Connection, batch: Batch) -> int | None:
 
 def move_cursor(connection: Connection, batch: Batch, *, last_step: int, now: float) -> None:
     """Note that everything up to this batch is stored, and when the server heard of stream and run."""
-    progress = {"new_cursor": batch.number, "new_dropped": batch.num_dropped, "new_step": last_step, "now": now}
-    connection.execute(_MOVE, {**_key(batch), **progress})
+    progress = {"new_cursor": batch.number, "new_dropped": batch.num_dropped, "new_step": last_step}
+    connection.execute(_MOVE, {**_key(batch), **progress, "seen_at": 0.0 if batch.is_late else now})
     if not batch.is_late:
         connection.execute(_SEE, {"of_run": batch.run, "of_attempt": batch.attempt, "now": now})
 
@@ -93,7 +95,7 @@ def begin_stream(connection: Connection, batch: Batch, now: float) -> None:
             ranks=list(first.node.ranks),
             cursor=0,
             num_dropped=0,
-            last_seen_at=now,
+            last_seen_at=_seen_at(batch, first, now),
             last_step=first.start_step,
         )
     )
@@ -109,9 +111,13 @@ def _ensure_run(connection: Connection, batch: Batch, first: AttemptStarted, now
     known = connection.execute(select(runs.c.id).where(runs.c.id == batch.run).with_for_update()).first()
     if known is None:
         row = {"id": batch.run, "project": first.project, "name": first.run_name}
-        # Of a run that is heard of after its death nothing is known but when it said that it began.
-        seen_at = min(first.at, now) if batch.is_late else now
+        seen_at = _seen_at(batch, first, now)
         connection.execute(insert(runs).values({**row, "created_at": now, "last_seen_at": seen_at}))
+
+
+def _seen_at(batch: Batch, first: AttemptStarted, now: float) -> float:
+    """Return when a new stream was heard of; after its death nothing is known but when it said that it began."""
+    return min(first.at, now) if batch.is_late else now
 
 
 def _ensure_attempt(connection: Connection, batch: Batch, first: AttemptStarted, now: float) -> None:

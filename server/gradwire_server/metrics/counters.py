@@ -86,8 +86,11 @@ class Counters:
             )
 
     def add(self, batch: Batch) -> None:
-        """Count a batch that was stored, exactly once."""
+        """Count a batch that was stored, exactly once; of one from a dead process, only that its stream ended."""
         with self._lock:
+            if batch.is_late:
+                self._end_late(batch)
+                return
             run = self._find(batch)
             if run is None:
                 self._num_overflowed_batches += 1
@@ -125,6 +128,14 @@ class Counters:
                 for run, counters in self._runs.items()
             }
             return copies, self._num_overflowed_batches
+
+    def _end_late(self, batch: Batch) -> None:
+        """End a stream whose last word its process could not deliver; rates of now are left alone."""
+        run, stream = self._runs.get(batch.run), (batch.model, batch.node)
+        if run is None or batch.attempt != run.attempt or stream not in run.streams:
+            return
+        if any(isinstance(record, AttemptEnded) for record in batch.records):
+            run.ended.add(stream)
 
     def _find(self, batch: Batch) -> RunCounters | None:
         run = self._runs.get(batch.run)
@@ -172,7 +183,9 @@ def _add_switch(run: RunCounters, switched: Switched) -> None:
 
 def _add_window(run: RunCounters, window: StepWindow, node: int) -> None:
     seconds = window.seconds
-    run.codec = window.codec
+    if not window.is_check:
+        # The uncompressed steps of a check window are no change of codec.
+        run.codec = window.codec
     added = {
         ("step", ""): seconds.step,
         ("pause", ""): seconds.pause,
