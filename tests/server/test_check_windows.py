@@ -1,5 +1,8 @@
 """What check windows tell of a run: how much faster it is, though its network has changed since the switch."""
 
+import sqlite3
+from itertools import count
+
 import pytest
 from gradwire_server.figures.drawing import switches
 from gradwire_server.runs.reading import run_view
@@ -131,6 +134,43 @@ def test_windows_are_no_changes_and_no_verdict_of_now(connection: Connection) ->
     assert check_steps(connection, run.id, "model", limit=20) == [152]
     assert shown.step_seconds.value == pytest.approx(0.1)
     assert shown.summary.codec == "int8"
+
+
+def test_windows_of_an_abandoned_branch_are_not_drawn(connection: Connection) -> None:
+    run = StoredRun(connection)
+    at = begin(run)
+    for _ in range(3):
+        at = check(run, at, exact=0.2, compressed=0.1)
+    run.restart()
+    run.send(steps(200, codec="int8"))
+    # The first window lies before step 200, where the training was resumed, the others only in what was given up.
+    assert check_steps(connection, run.id, "model", limit=20) == [152]
+
+
+def test_cost_of_reading_windows_does_not_grow_with_the_run(connection: Connection) -> None:
+    def operations() -> int:
+        lossy = next(s for s in stretches(connection, run.id, "model") if s.codec == "int8" and not s.is_settling)
+        num_calls = count()
+        # SQLite's own count, in tens of its instructions.
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_progress_handler(lambda: next(num_calls) * 0, 10)
+        assert len(checks(connection, run.id, "model", lossy, 100)) == 7
+        driver.set_progress_handler(None, 0)
+        return next(num_calls)
+
+    run = StoredRun(connection)
+    at = begin(run)
+    for _ in range(3):
+        at = check(run, at, exact=0.2, compressed=0.1)
+    apart = at + 20_000
+    at = apart
+    for _ in range(3):
+        at = check(run, at, exact=0.2, compressed=0.1)
+    before = operations()
+    between = range(apart - 18_000, apart - 2000, 10)
+    run.send(*(steps(first, step=0.1, transfer=0.01, codec="int8", epoch=1) for first in between))
+    assert operations() < 1.2 * before
 
 
 def test_nodes_of_one_window_count_together(connection: Connection) -> None:

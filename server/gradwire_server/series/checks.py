@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Connection, and_, or_, select
+from sqlalchemy import Connection, or_, select
 
 from gradwire_server.database.tables import step_windows
+from gradwire_server.series.branches import on_line, window_line
 from gradwire_server.series.sums import StepSums, merge
 from gradwire_server.series.windows import SUM_COLUMNS, Stretch, sums_of
 
@@ -54,7 +55,8 @@ def checks(connection: Connection, run: str, model: str, lossy: Stretch, start: 
         lossy: The settled steps with the codec.
         start: First step with the codec, settling or not.
 
-    Cost: two queries that read at most some hundred rows of each node.
+    Cost: two queries and one for each window; they read at most some hundred rows of each node, whatever the run's
+    length.
     """
     columns = step_windows.c
     is_here = (columns.run == run, columns.model == model, columns.level == 0, columns.attempt == lossy.attempt)
@@ -70,25 +72,35 @@ def checks(connection: Connection, run: str, model: str, lossy: Stretch, start: 
     size = max((window.num_steps for window in windows), default=_MAX_GAP)
     reach = size + 2 * lossy.steps_per_window + _MAX_GAP
     ends = [(window.first_step, window.last_step) for window in windows]
-    places = [*ends, (start, start - 1)]
-    near = select(*SUM_COLUMNS, columns.codec).where(*is_here, _near(places, reach), columns.is_check.is_(False))
+    near = select(*SUM_COLUMNS, columns.codec).where(*is_here, columns.is_check.is_(False))
     near = near.where(columns.is_settling.is_(False), or_(columns.epoch == lossy.epoch, columns.codec == "none"))
-    near = near.group_by(columns.first_step, columns.codec)
-    found = [(row["codec"], sums_of(row)) for row in connection.execute(near).mappings()]
-    compressed = sorted((part for codec, part in found if codec == lossy.codec), key=lambda part: part.first_step)
-    exact = sorted((part for codec, part in found if codec == "none"), key=lambda part: part.first_step)
+    near = near.group_by(columns.first_step, columns.codec).order_by(columns.first_step)
+    found = [
+        (row["codec"], sums_of(row))
+        # A query for each range: of many ranges in one condition, databases read everything from first to last.
+        for low, high in _ranges([(start, start - 1), *ends], reach)
+        for row in connection.execute(near.where(columns.first_step.between(low, high))).mappings()
+    ]
+    compressed = [part for codec, part in found if codec == lossy.codec]
+    exact = [part for codec, part in found if codec == "none"]
     first = _first(start, [part for part in exact if part.last_step < start], size)
     pairs = [_with_neighbours(window, compressed, size) for window in ([first] if first else []) + windows]
     return [pair for pair in pairs if pair.is_complete]
 
 
 def check_steps(connection: Connection, run: str, model: str, *, limit: int) -> list[int]:
-    """Return the steps at which the newest check windows began, ascending."""
+    """Return the steps at which the newest check windows of the default line began, ascending."""
     columns = step_windows.c
+    legs = window_line(connection, run, model)
     statement = (
         select(columns.first_step)
         .where(
-            columns.run == run, columns.model == model, columns.level == 0, columns.is_check, columns.is_settling
+            columns.run == run,
+            columns.model == model,
+            columns.level == 0,
+            columns.is_check,
+            columns.is_settling,
+            on_line(legs, columns.attempt, columns.first_step),
         )
         .distinct()
         .order_by(columns.first_step.desc())
@@ -113,9 +125,16 @@ def _windows(rows: Iterable[StepSums]) -> list[StepSums]:
     return [whole for parts in found if (whole := merge(parts)) is not None]
 
 
-def _near(places: Sequence[tuple[int, int]], reach: int) -> ColumnElement[bool]:
-    first_step = step_windows.c.first_step
-    return or_(*(and_(first_step >= first - reach, first_step <= last + reach) for first, last in places))
+def _ranges(places: Iterable[tuple[int, int]], reach: int) -> list[tuple[int, int]]:
+    """Return the steps within `reach` of the places, ascending, as ranges that do not overlap."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(places):
+        low, high = first - reach, last + reach
+        if found and low <= found[-1][1]:
+            low, high = found[-1][0], max(found[-1][1], high)
+            found.pop()
+        found.append((low, high))
+    return found
 
 
 def _first(start: int, exact: Sequence[StepSums], size: int) -> StepSums | None:
