@@ -8,7 +8,7 @@ from gradwire_protocol import limits
 from gradwire_protocol.errors import MalformedError, TooLargeError
 from gradwire_protocol.identity import validate_id, validate_name
 from gradwire_protocol.messages import PROTOCOL, Batch
-from gradwire_protocol.plans import validate_plan
+from gradwire_protocol.plans import PlanSpec, validate_plan
 from gradwire_protocol.records import (
     AttemptEnded,
     AttemptStarted,
@@ -113,8 +113,11 @@ def validate_record(record: Record, *, field: str) -> None:
         _check_word(record.codec, field=f"{field}.codec")
     elif isinstance(record, AttemptEnded):
         check_integers(**{f"{field}.last_step": record.last_step})
+        check_text(record.exception, field=f"{field}.exception")
     elif isinstance(record, Refused):
         check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "revision")})
+        for index, refusal in enumerate(record.refusals):
+            check_sizes(refusal, field=f"{field}.refusals[{index}]")
     elif isinstance(record, Switched):
         check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "num_ranks")})
         check_integers(**{f"{field}.revision": record.revision or 0})
@@ -147,6 +150,39 @@ def check_integers(**values: int) -> None:
             raise MalformedError(f"{field} is {value}; wanted: 0 to {limits.MAX_INTEGER}", field=field)
 
 
+def check_sizes(value: object, *, field: str) -> None:
+    """Refuse whole numbers, texts and lists over their limits, however deep they lie in `value`.
+
+    Plans are passed over: their limits are their own. Floats have none that their type does not say.
+
+    Raises:
+        TooLargeError: A text or list is over its limit; `field` is its path.
+        MalformedError: A whole number is negative or does not fit 64 bits.
+    """
+    if isinstance(value, bool | float | PlanSpec):
+        return
+    if isinstance(value, int):
+        check_integers(**{field: value})
+    elif isinstance(value, str):
+        check_text(value, field=field)
+    elif isinstance(value, tuple | dict):
+        _check_length(len(value), field)
+        # The key of a mapping may be as long as a value.
+        entries = enumerate(value) if isinstance(value, tuple) else enumerate((*value, *value.values()))
+        for index, entry in entries:
+            check_sizes(entry, field=f"{field}[{index}]" if isinstance(value, tuple) else field)
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            check_sizes(getattr(value, name), field=f"{field}.{name}")
+
+
+def _check_length(length: int, field: str) -> None:
+    if length > limits.MAX_ENTRIES:
+        raise TooLargeError(
+            f"{length} entries; wanted: at most {limits.MAX_ENTRIES}", field=field, limit=limits.MAX_ENTRIES
+        )
+
+
 def _check_word(word: str, *, field: str) -> None:
     if not 0 < len(word) <= limits.MAX_WORD_CHARACTERS:
         raise MalformedError(
@@ -157,10 +193,6 @@ def _check_word(word: str, *, field: str) -> None:
 
 
 def _validate_facts(facts: AttemptStarted, field: str) -> None:
-    names = ("world_size", "num_elements", "gradient_bytes", "start_step")
-    check_integers(**{f"{field}.{name}": getattr(facts, name) for name in names})
-    totals = {"total_steps": facts.total_steps, "total_tokens": facts.total_tokens}
-    check_integers(**{f"{field}.{name}": value for name, value in totals.items() if value is not None})
     validate_name(facts.node.host, field=f"{field}.node.host")
     if not 0 < len(facts.node.ranks) <= limits.MAX_RANKS_PER_NODE:
         raise MalformedError(
@@ -172,6 +204,7 @@ def _validate_facts(facts: AttemptStarted, field: str) -> None:
                 f"rank {rank}; wanted: 0 to {facts.world_size - 1}, the world size less one",
                 field=f"{field}.node.ranks",
             )
+    check_sizes(facts, field=field)
 
 
 def _validate_window(window: StepWindow, field: str) -> None:
@@ -190,24 +223,16 @@ def _validate_window(window: StepWindow, field: str) -> None:
             field=f"{field}.ranks",
             limit=limits.MAX_RANKS_PER_NODE,
         )
+    check_integers(**{f"{field}.ranks[{index}].rank": rank.rank for index, rank in enumerate(window.ranks)})
     for name, value in msgspec.structs.asdict(window.seconds).items():
         if value is not None and not value >= 0:
             raise MalformedError(f"{name} is {value}; wanted: 0 or more seconds", field=f"{field}.seconds.{name}")
 
 
 def _validate_host(host: HostWindow, field: str) -> None:
-    names = ("num_cores", "memory_used_bytes", "memory_total_bytes", "received_bytes", "sent_bytes", "num_errors")
-    counts = {f"{field}.{name}": getattr(host, name) for name in (*names, "num_invalid")}
-    check_integers(**{name: value for name, value in counts.items() if value is not None})
-    check_text(host.interface, field=f"{field}.interface")
+    check_sizes(host, field=field)
     if not host.seconds >= 0:
         raise MalformedError(f"seconds is {host.seconds}; wanted: 0 or more", field=f"{field}.seconds")
-    if len(host.gpus) > limits.MAX_RANKS_PER_NODE:
-        raise TooLargeError(
-            f"{len(host.gpus)} GPUs; wanted: at most {limits.MAX_RANKS_PER_NODE}",
-            field=f"{field}.gpus",
-            limit=limits.MAX_RANKS_PER_NODE,
-        )
 
 
 def _validate_points(points: Points, field: str) -> None:

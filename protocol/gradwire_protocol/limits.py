@@ -28,6 +28,9 @@ MAX_PLAN_BYTES = 16 * 1024
 # Ranks that one node may report in one window.
 MAX_RANKS_PER_NODE = 256
 
+# Entries of one list or mapping that an attempt or its machines tell of: GPUs, pairs of ranks, metrics.
+MAX_ENTRIES = 1024
+
 # Steps, tokens and bytes are stored as signed 64-bit integers.
 MAX_INTEGER = 2**63 - 1
 

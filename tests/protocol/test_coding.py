@@ -9,9 +9,10 @@ from gradwire_protocol import coding, limits
 from gradwire_protocol.codecs import CATALOGUE, validate_codec
 from gradwire_protocol.errors import MalformedError, ProtocolError, TooLargeError
 from gradwire_protocol.identity import new_id, validate_name
+from gradwire_protocol.messages import Batch
 from gradwire_protocol.plans import PlanSpec, validate_plan
 from gradwire_protocol.records import Points
-from protocol.messages import BATCH, MESSAGES
+from protocol.messages import BATCH, HOST, HOST_BATCH, MESSAGES, TESTED
 
 
 def body(**changes: Any) -> bytes:
@@ -22,6 +23,27 @@ def record(index: int, **changes: Any) -> bytes:
     records = msgspec.to_builtins(BATCH)["records"]
     records[index].update(changes)
     return body(records=records)
+
+
+def host(index: int, part: str = "", **changes: Any) -> bytes:
+    """Return the batch with facts of machines, a record or one of its parts changed."""
+    records = msgspec.to_builtins(HOST_BATCH)["records"]
+    (records[index][part] if part else records[index]).update(changes)
+    return body(records=records)
+
+
+def gpu(**changes: Any) -> dict[str, Any]:
+    return {**msgspec.to_builtins(HOST.gpus[0]), **changes}
+
+
+def link_test(**changes: Any) -> dict[str, Any]:
+    test: dict[str, Any] = msgspec.to_builtins(TESTED)
+    return {**test, "pairs": [{**test["pairs"][0], **changes}]}
+
+
+@pytest.mark.parametrize("name", [name for name, (kind, _) in MESSAGES.items() if kind is Batch])
+def test_golden_batches_are_within_every_limit(name: str) -> None:
+    assert coding.decode_batch(coding.encode(MESSAGES[name][1])) == MESSAGES[name][1]
 
 
 def test_a_batch_comes_back_as_it_was() -> None:
@@ -54,6 +76,14 @@ def test_a_batch_comes_back_as_it_was() -> None:
         (record(2, values=[0.5, 0.25]), "records[2].values[1]"),
         (record(2, kinds={"1": "large"}), "records[2].kinds"),
         (record(3, step=-1), "records[3].step"),
+        (record(0, codec_memory_bytes={"int8": 10**400}), "records[0].codec_memory_bytes"),
+        (host(0, "machine", num_cores=-1), "records[0].machine.num_cores"),
+        (host(0, "machine", memory_bytes=10**400), "records[0].machine.memory_bytes"),
+        (host(0, "link", test=link_test(source=-1)), "records[0].link.test.pairs[0].source"),
+        (host(1, gpus=[gpu(memory_used_bytes=-5)]), "records[1].gpus[0].memory_used_bytes"),
+        (host(1, gpus=[gpu(), gpu(nvlink_sent_bytes=10**400)]), "records[1].gpus[1].nvlink_sent_bytes"),
+        (record(5, refusals=[{"rank": -1, "host": "a", "reason": "b"}]), "records[5].refusals[0].rank"),
+        (record(1, ranks=[{"rank": 2**63, "step_seconds": 1.0}]), "records[1].ranks[0].rank"),
     ],
 )
 def test_a_malformed_batch_is_refused_by_field(sent: bytes, field: str) -> None:
@@ -69,6 +99,14 @@ def test_a_malformed_batch_is_refused_by_field(sent: bytes, field: str) -> None:
         (body(records=[msgspec.to_builtins(BATCH.records[6])] * 201), limits.MAX_BATCH_RECORDS),
         (record(2, steps=list(range(1001)), values=[0.5] * 1001, kinds={}), limits.MAX_POINTS_PER_RECORD),
         (record(3, message="x" * 2001), limits.MAX_TEXT_CHARACTERS),
+        (record(0, versions={"x" * 2001: "1"}), limits.MAX_TEXT_CHARACTERS),
+        (record(0, notes=["a"] * 1025), limits.MAX_ENTRIES),
+        (record(6, exception="x" * 2001), limits.MAX_TEXT_CHARACTERS),
+        (host(0, "machine", rdma_devices=["a"] * 1025), limits.MAX_ENTRIES),
+        (host(0, "link", test=link_test(source_host="x" * 500_000)), limits.MAX_TEXT_CHARACTERS),
+        (host(1, gpus=[gpu(name="x" * 500_000)]), limits.MAX_TEXT_CHARACTERS),
+        (host(1, gpus=[gpu(throttled_by=["thermal"] * 1025)]), limits.MAX_ENTRIES),
+        (host(1, gpus=[gpu()] * 1025), limits.MAX_ENTRIES),
     ],
 )
 def test_what_is_too_large_is_refused_with_the_limit(sent: bytes, limit: int) -> None:
