@@ -31,16 +31,16 @@ def begin(run: StoredRun) -> int:
     return 102
 
 
-def check(run: StoredRun, at: int, *, exact: float, compressed: float, node: int = 0) -> int:
+def check(run: StoredRun, at: int, *, exact: float, compressed: float, node: int = 0, epoch: int = 1) -> int:
     """Store 50 compressed steps, a window of 20, and the settling steps after it; return the step that follows."""
     for first in range(at, at + 50, 10):
-        run.send(steps(first, step=compressed, transfer=0.01, codec="int8", epoch=1), node=node)
+        run.send(steps(first, step=compressed, transfer=0.01, codec="int8", epoch=epoch), node=node)
     at += 50
-    run.send(steps(at, 2, step=2 * exact, epoch=1, is_check=True, is_settling=True), node=node)
+    run.send(steps(at, 2, step=2 * exact, epoch=epoch, is_check=True, is_settling=True), node=node)
     # Windows of a second end in the midst of it.
-    run.send(steps(at + 2, 7, step=exact, epoch=1, is_check=True), node=node)
-    run.send(steps(at + 9, 11, step=exact, epoch=1, is_check=True), node=node)
-    settling = steps(at + 20, 2, step=2 * compressed, transfer=0.01, codec="int8", epoch=1, is_settling=True)
+    run.send(steps(at + 2, 7, step=exact, epoch=epoch, is_check=True), node=node)
+    run.send(steps(at + 9, 11, step=exact, epoch=epoch, is_check=True), node=node)
+    settling = steps(at + 20, 2, step=2 * compressed, transfer=0.01, codec="int8", epoch=epoch, is_settling=True)
     run.send(settling, node=node)
     return at + 22
 
@@ -108,6 +108,43 @@ def test_cost_of_the_windows_is_subtracted_from_what_was_saved(connection: Conne
     assert saving.saved_hours.low < expected
     left = 2 * (1000 - last + 1) * compressed / num_compressed * (speed - 1) / HOUR
     assert saving.will_save_hours.value == pytest.approx(left, rel=1e-6)
+
+
+def test_what_was_saved_stays_when_the_codec_changes(connection: Connection) -> None:
+    run = StoredRun(connection)
+    run.switch(0, 1, "int8")
+    at = 0
+    for _ in range(9):
+        at = check(run, at, exact=0.15, compressed=0.1)
+    before = view(connection, run).saving
+    assert before.num_checks == 9
+    assert before.saved_hours.value is not None
+    run.switch(at, 2, "bf16")
+    run.send(steps(at, 2, step=0.3, codec="bf16", epoch=2, is_settling=True))
+    changed = view(connection, run).saving
+    assert (changed.saved_hours, changed.num_checks) == (before.saved_hours, before.num_checks)
+    for first in range(at + 2, at + 402, 10):
+        run.send(steps(first, step=0.1, transfer=0.01, codec="bf16", epoch=2))
+    after = view(connection, run).saving
+    # The new steps have no windows yet and are compared with the uncompressed steps of all earlier ones.
+    assert after.num_checks == 9
+    gained = 2 * (402 * 0.15 - 400 * 0.1 - 2 * 0.3) / HOUR
+    assert after.saved_hours.value == pytest.approx(before.saved_hours.value + gained, rel=1e-6)
+
+
+def test_every_codec_is_judged_by_its_own_windows(connection: Connection) -> None:
+    run = StoredRun(connection)
+    at = 0
+    for epoch, exact in ((1, 0.15), (2, 0.3)):
+        run.switch(at, epoch, "int8")
+        for _ in range(5):
+            at = check(run, at, exact=exact, compressed=0.1, epoch=epoch)
+    saving = view(connection, run).saving
+    assert saving.num_checks == 10
+    # Settling steps take twice as long, in windows and after them.
+    first = 5 * (72 * 0.15 - 50 * 0.1 - 18 * 0.15 - 2 * 0.3 - 2 * 0.2)
+    second = 5 * (72 * 0.3 - 50 * 0.1 - 18 * 0.3 - 2 * 0.6 - 2 * 0.2)
+    assert saving.saved_hours.value == pytest.approx(2 * (first + second) / HOUR, rel=1e-6)
 
 
 def test_run_compressed_from_its_start_is_judged_by_its_windows(connection: Connection) -> None:

@@ -49,20 +49,6 @@ class Evidence:
         return merge(stretch.sums for stretch in self.stretches if stretch.codec != "none")
 
     @property
-    def checked_total(self) -> StepSums | None:
-        """Those of the epoch that the check windows tell of, the steps of the windows included."""
-        return merge(
-            stretch.sums
-            for stretch in self.stretches
-            if stretch.epoch == self.checks_epoch and (stretch.codec != "none" or stretch.is_check)
-        )
-
-    @property
-    def unchecked_total(self) -> StepSums | None:
-        """The compressed steps of all other epochs."""
-        return merge(s.sums for s in self.stretches if s.codec != "none" and s.epoch != self.checks_epoch)
-
-    @property
     def unknown_reason(self) -> str:
         """Why the transfer of some steps is unknown, in the agent's words."""
         return next((stretch.unknown_reason for stretch in self.stretches if stretch.unknown_reason), "")
@@ -94,7 +80,7 @@ def gather(connection: Connection, source: RunSource) -> Evidence:
             blocks(connection, source.id, source.name, stretch, first_step=first_step, num_blocks=MAX_BLOCKS)
         )
 
-    uncompressed, found = read(exact, MAX_VERDICT_STEPS), _checks(connection, source, known, lossy)
+    uncompressed, found = read(exact, MAX_VERDICT_STEPS), checks_of(connection, source, known, lossy)
     if len(uncompressed) < MIN_BLOCKS <= len(found):
         # A run that was compressed from its start shows in its check windows what it would be without.
         uncompressed = tuple(check.exact for check in found)
@@ -109,9 +95,10 @@ def gather(connection: Connection, source: RunSource) -> Evidence:
     )
 
 
-def _checks(
+def checks_of(
     connection: Connection, source: RunSource, known: Sequence[Stretch], lossy: Stretch | None
 ) -> tuple[Check, ...]:
+    """Return the check windows in the epoch of `lossy`, one of the `known` stretches. Cost: as `checks`."""
     if lossy is None:
         return ()
     start = min(s.sums.first_step for s in known if s.epoch == lossy.epoch and s.codec == lossy.codec)

@@ -13,6 +13,7 @@ from gradwire_server.runs.evidence import Evidence, gather, judge, measured_cost
 from gradwire_server.runs.history import differing_parameter
 from gradwire_server.runs.machines import machines_view
 from gradwire_server.runs.samples import samples_view
+from gradwire_server.runs.saving import saving
 from gradwire_server.runs.sources import RunSource, load_source
 from gradwire_server.runs.status import status
 from gradwire_server.runs.stragglers import waiting
@@ -22,18 +23,14 @@ from gradwire_server.runs.views import (
     QualityView,
     RunSummary,
     RunView,
-    SavingView,
     StatusView,
     TrustView,
     VerdictView,
 )
-from gradwire_server.series.sums import merge
 from gradwire_server.series.windows import window_buckets
 from gradwire_server.verdict import reasons
 from gradwire_server.verdict.formula import assumed_codec_cost, speedup
 from gradwire_server.verdict.measures import measure, rank_steps
-from gradwire_server.verdict.paying import checked_speed
-from gradwire_server.verdict.savings import could_save, saved, saved_by_checks, together, will_save
 
 NUM_SPARKS = 24
 # Windows that one mark of the sparkline sums up.
@@ -83,7 +80,7 @@ def run_view(
         raw_share=loop.raw_share(newest),
         exposed_share=loop.exposed_share(newest, evidence.unknown_reason),
         quality=summary.quality,
-        saving=_saving(source, evidence, summary.verdict, summary.status),
+        saving=saving(connection, source, evidence, summary.verdict, summary.status),
         finish_at=_finish_at(source, evidence, summary.status),
         last_change=made[0] if made else None,
         trust=_trust(connection, source, evidence, now, server_started_at),
@@ -169,39 +166,6 @@ def _sparkline(connection: Connection, source: RunSource, evidence: Evidence) ->
         attempt=source.attempt_id,
     )
     return tuple(part.exposed_transfer / part.known_training if part.known_training > 0 else None for part in parts)
-
-
-def _saving(source: RunSource, evidence: Evidence, verdict: VerdictView, state: StatusView) -> SavingView:
-    is_over = state.name in ("finished", "failed", "interrupted")
-    remaining = source.remaining_steps
-    rank_steps_left = None if remaining is None else remaining * source.attempt["world_size"]
-    so_far, num_checks = _saved_so_far(evidence), len(evidence.checks)
-    if is_over:
-        over = Measure(reason=reasons.IS_OVER)
-        return SavingView(saved_hours=so_far, num_checks=num_checks, will_save_hours=over, could_save_hours=over)
-    if evidence.is_compressed:
-        speed = checked_speed(evidence.checks)
-        coming = will_save(evidence.compressed, evidence.uncompressed, rank_steps_left, speed)
-        could = Measure(reason=reasons.IS_COMPRESSED)
-    else:
-        coming = Measure(reason=reasons.IS_UNCOMPRESSED)
-        could = could_save(evidence.uncompressed, verdict.expected_speedup, rank_steps_left)
-    return SavingView(saved_hours=so_far, num_checks=num_checks, will_save_hours=coming, could_save_hours=could)
-
-
-def _saved_so_far(evidence: Evidence) -> Measure:
-    """Return what was saved: by check windows where there are enough, else against steps before the switch."""
-    speed = checked_speed(evidence.checks)
-    if speed is None:
-        return saved(evidence.compressed_total, evidence.compressed, evidence.uncompressed)
-    settled = merge(
-        stretch.sums
-        for stretch in evidence.stretches
-        if stretch.epoch == evidence.checks_epoch and stretch.codec != "none" and not stretch.is_settling
-    )
-    checked = saved_by_checks(evidence.checked_total, settled, speed)
-    earlier = saved(evidence.unchecked_total, evidence.compressed, evidence.uncompressed)
-    return together(checked, earlier)
 
 
 def _finish_at(source: RunSource, evidence: Evidence, state: StatusView) -> Measure:
