@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from gradwire_server.runs.views import VerdictView
+from gradwire_server.series.checks import MAX_CHECKS, Check
 from gradwire_server.series.sums import StepSums
 from gradwire_server.verdict import reasons
 from gradwire_server.verdict.paying import paying_off
@@ -263,3 +264,32 @@ def test_will_save_and_could_save_rest_on_the_steps_still_to_do() -> None:
     assert could.value == pytest.approx(180_000 * 0.100 * 0.2 / 3600)
     assert will_save(timed(0.075), timed(0.100), None).reason == reasons.NO_TOTAL
     assert could_save(timed(0.100), 1.25, None).reason == reasons.NO_TOTAL
+
+
+def windows(speeds: Sequence[float], every: int = 5000) -> list[Check]:
+    """Return check windows `every` so many steps, in each of which the codec was so many times as fast."""
+    step = every // 10
+    return [
+        Check(
+            exact=block(index * step, step=0.1 * speed),
+            before=block(index * step - 1, step=0.1),
+            after=block(index * step + 1, step=0.1),
+        )
+        for index, speed in enumerate(speeds)
+    ]
+
+
+def test_more_windows_tell_what_too_few_leave_open() -> None:
+    verdict = paying_off(noisy(0.1, 0.01), noisy(0.4, 0.01), codec="int8", checks=windows([1.15, 0.97] * 4))
+    assert (verdict.kind, verdict.reason) == ("cannot_say_pays", reasons.ACROSS_LINE)
+    assert verdict.speedup.low is not None
+    width = (verdict.speedup.value or 0.0) - verdict.speedup.low
+    # Eight windows lie 35 000 steps apart; the 200 steps between two of them would tell nothing more.
+    assert verdict.more_steps == pytest.approx(35_000 * ((width / 0.06) ** 2 - 1), rel=0.1)
+
+
+@pytest.mark.parametrize("speeds", [[1.2, 0.9] * 4, [1.05, 0.97] * (MAX_CHECKS // 2)])
+def test_more_windows_than_are_compared_are_not_waited_for(speeds: list[float]) -> None:
+    verdict = paying_off(noisy(0.1, 0.01), noisy(0.4, 0.01), codec="int8", checks=windows(speeds))
+    assert (verdict.kind, verdict.reason) == ("cannot_say_pays", reasons.ON_LINE)
+    assert verdict.more_steps is None

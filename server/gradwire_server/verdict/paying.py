@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gradwire_server.runs.views import Measure, VerdictView
-from gradwire_server.series.checks import Check
+from gradwire_server.series.checks import MAX_CHECKS, Check
 from gradwire_server.series.sums import StepSums, merge
 from gradwire_server.verdict import reasons
 from gradwire_server.verdict.formula import steps_to_decide
@@ -48,7 +48,7 @@ def paying_off(
     """
     verdict = _about(compressed, uncompressed, codec, line)
     if (checked := checked_speed(checks)) is not None:
-        return _decide(replace(verdict, num_checks=len(checks)), compressed, checked)
+        return _decide(replace(verdict, num_checks=len(checks)), compressed, checked, checks)
     with_codec = step_seconds(compressed)
     without = step_seconds(uncompressed)
     if without is None or without.num_blocks < MIN_BLOCKS:
@@ -70,13 +70,15 @@ def checked_speed(checks: Sequence[Check]) -> Estimate | None:
     return ratio([check.exact_seconds for check in checks], [check.compressed_seconds for check in checks])
 
 
-def _decide(verdict: VerdictView, compressed: Sequence[StepSums], speed: Estimate) -> VerdictView:
+def _decide(
+    verdict: VerdictView, compressed: Sequence[StepSums], speed: Estimate, checks: Sequence[Check] = ()
+) -> VerdictView:
     verdict = replace(verdict, speedup=as_measure(speed, least=0.0))
     if speed.low > 1:
         return replace(verdict, kind="paying_off")
     if speed.high < 1:
         return replace(verdict, kind="not_paying_off")
-    return _across(verdict, compressed, speed)
+    return _across(verdict, compressed, speed, checks)
 
 
 def step_seconds(blocks: Sequence[StepSums]) -> Estimate | None:
@@ -112,12 +114,21 @@ def _wait(verdict: VerdictView, compressed: Sequence[StepSums], reason: str) -> 
     return _with_more(verdict, total, max(1, more))
 
 
-def _across(verdict: VerdictView, compressed: Sequence[StepSums], speed: Estimate) -> VerdictView:
+def _across(
+    verdict: VerdictView, compressed: Sequence[StepSums], speed: Estimate, checks: Sequence[Check]
+) -> VerdictView:
+    """Say how many more steps will tell; where `checks` decide, only more of them will, and so many are read."""
     total = merge(compressed)
-    steps = steps_to_decide(verdict.num_steps, speed.value, speed.half_width, 1.0)
-    if total is None or steps is None or steps > MAX_STEPS_TO_DECIDE:
+    num_steps = checks[-1].exact.last_step - checks[0].exact.first_step if checks else verdict.num_steps
+    steps = steps_to_decide(num_steps, speed.value, speed.half_width, 1.0)
+    if total is None or steps is None or steps > MAX_STEPS_TO_DECIDE or _are_too_many(checks, steps / num_steps):
         return replace(verdict, reason=reasons.ON_LINE)
     return _with_more(replace(verdict, reason=reasons.ACROSS_LINE), total, steps)
+
+
+def _are_too_many(checks: Sequence[Check], more: float) -> bool:
+    """Return whether windows for `more` times the steps would be more than are ever compared."""
+    return len(checks) * (1 + more) > MAX_CHECKS
 
 
 def _with_more(verdict: VerdictView, total: StepSums, more_steps: int) -> VerdictView:
