@@ -181,6 +181,60 @@ HOST_BATCH = m.Batch(
     number=1,
     records=(msgspec.structs.replace(STARTED, machine=MACHINE, link=r.LinkFacts(test=TESTED)), HOST),
 )
+SAMPLES_BATCH = m.Batch(
+    run=RUN,
+    attempt=ATTEMPT,
+    model="model",
+    node=0,
+    number=6,
+    is_late=True,
+    records=(
+        msgspec.structs.replace(WINDOW, codec="none", is_check=True),
+        r.Points(
+            name="loss",
+            steps=(8, 9, 10),
+            values=(0.5, None, 0.25),
+            kinds={"1": "nan"},
+            lows=(0.25, None, 0.125),
+            highs=(0.75, None, 0.5),
+            weights=(32.0, 16.0, 32.0),
+        ),
+        r.Matched(
+            step=9,
+            epoch=3,
+            codec="int8",
+            cosine=0.9375,
+            relative_error=0.25,
+            worst_parameter="layers.3.weight",
+            worst_cosine=-0.5,
+            num_elements=16384,
+        ),
+        r.Rehearsed(
+            step=9,
+            codec="int4",
+            bucket=2,
+            cosine=0.875,
+            relative_error=0.5,
+            encode_seconds=0.0078125,
+            decode_seconds=0.00390625,
+            num_elements=1_000_000,
+            model_elements=7_000_000,
+            norm_shares=(0.25, 0.5, 0.875),
+        ),
+    ),
+)
+ROUTES_BATCH = m.Batch(
+    run=RUN,
+    attempt=ATTEMPT,
+    model="model",
+    node=0,
+    number=1,
+    records=(
+        msgspec.structs.replace(
+            STARTED, routes={"int8": r.RouteFacts(flat_reason="one node", wire_bytes=2000, node_bytes=1000)}
+        ),
+    ),
+)
 DIRECTIVE = m.Directive(
     revision=6,
     model="model",
@@ -196,6 +250,8 @@ DIRECTIVE = m.Directive(
 MESSAGES: dict[str, tuple[Any, Any]] = {
     "batch": (m.Batch, BATCH),
     "host_batch": (m.Batch, HOST_BATCH),
+    "samples_batch": (m.Batch, SAMPLES_BATCH),
+    "routes_batch": (m.Batch, ROUTES_BATCH),
     "batch_answer": (m.BatchAnswer, m.BatchAnswer(number=5, interval_seconds=10.0)),
     "directive_answer": (m.DirectiveAnswer, m.DirectiveAnswer(directive=DIRECTIVE)),
     "result_report": (m.ResultReport, m.ResultReport(attempt=ATTEMPT, model="model", result=RECORDS[4])),
