@@ -322,10 +322,10 @@ def sum_of_phases(window: StepWindow) -> float:
 def without_side_group() -> Iterator[None]:
     """Let no agent that is attached here open its side group: it measures, and does not steer."""
 
-    def refuse(_group: object) -> None:
+    def refuse(*_arguments: object) -> None:
         raise RuntimeError("the ranks could not open a gloo side group (taken away by the benchmark)")
 
-    name = "open_side_group"
+    name = "open_side"
     opening = getattr(wiring, name)
     setattr(wiring, name, refuse)
     try:

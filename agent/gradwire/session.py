@@ -136,7 +136,7 @@ class Session:
         # All ranks unfreeze alike; one of them says so.
         if problem and self._membership.rank == 0:
             log.warning("gradwire: %s", problem)
-            self._steering.tell("unfrozen", problem, level="error")
+            self._steering.tell("unfrozen", problem, level="error", step=step)
 
     def evaluate(self, **metrics: float) -> None:
         """Report evaluation metrics of the last finished step; rank 0's values count, others' are ignored."""

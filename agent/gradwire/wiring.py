@@ -64,7 +64,7 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     recorder = Recorder(clock=clock, rank=membership.rank, on_window=outlet.on_window, cost=cost)
     if unsteered_reason:
         recorder.stop_comparing(unsteered_reason)
-    rehearsal = _rehearsal(parameters, clock, membership, outlet)
+    rehearsal = _rehearsal(parameters, clock, membership, recorder, outlet)
     steering = _steering(model, settings, membership, side, cost, phases, recorder, outlet, rehearsal)
     exchange, hook = _exchange(model, settings, membership, parameters, optimizer_class, steering, clock)
     steering.exchange = exchange
@@ -211,11 +211,14 @@ def _exchange(
     return exchange, hook
 
 
-def _rehearsal(parameters: NamedParameters, clock: Clock, membership: Membership, outlet: Outlet) -> Rehearsal:
+def _rehearsal(
+    parameters: NamedParameters, clock: Clock, membership: Membership, recorder: Recorder, outlet: Outlet
+) -> Rehearsal:
     """Return what tries codecs: on rank 0 of several, since others would find the same."""
     is_told = membership.rank == 0 and membership.world_size > 1
     num_elements = sum(one.numel for one in Plan(codec="int8").resolve(parameters) if one.codec != EXACT)
-    return Rehearsal(clock, parameters[0][1].device, num_elements, outlet.on_sample if is_told else None)
+    on_result = outlet.on_sample if is_told else None
+    return Rehearsal(clock, parameters[0][1].device, num_elements, recorder.later, on_result)
 
 
 def _side(model: DistributedDataParallel, membership: Membership) -> tuple[Side | None, str]:

@@ -225,6 +225,6 @@ def _too_large(rank, world_size):
 
 def test_plan_that_does_not_fit_is_refused_with_both_figures():
     for text, codec in run_ranks(2, _too_large):
-        assert text.startswith("powersgd needs 2.25 PB of memory for the 1 ranks of this node and ")
+        assert text.startswith("powersgd needs 1.13 PB of memory for the 1 ranks of this node and ")
         assert " GB are free; " in text
         assert codec == "none"

@@ -40,9 +40,8 @@ class _Found:
     codec: str
     bucket: int
     trial: Trial
-    # [3 + 3] float64 on the host once `end` is ready: the sums, then the shares of the norm.
+    # [3 + 3] float64 on the host once the device has come so far: the sums, then the shares of the norm.
     numbers: Tensor
-    end: Stamp
 
 
 class Rehearsal:
@@ -52,6 +51,7 @@ class Rehearsal:
         clock: Of the session.
         device: Of the gradients.
         model_elements: That codecs compress, of the whole model.
+        later: Calls a function on another thread once the device has passed these stamps.
         on_result: Called with each codec's figures; None for a rank that does nothing.
     """
 
@@ -60,9 +60,11 @@ class Rehearsal:
         clock: Clock,
         device: torch.device,
         model_elements: int,
+        later: Callable[[list[Stamp], Callable[[], None]], None],
         on_result: Callable[[Rehearsed], None] | None,
     ) -> None:
         self._clock, self._device, self._model_elements = clock, device, model_elements
+        self._later = later
         self._on_result = on_result
         self._began = time.perf_counter()
         self._spent_seconds = 0.0
@@ -93,7 +95,6 @@ class Rehearsal:
         """Try the next codec, if there is time for it; between two steps, outside of both."""
         if self._on_result is None:
             return
-        self._tell()
         if self._sample is None or self._found is not None or step < _FIRST_STEP or phases.is_paused:
             return
         if not self._left:
@@ -116,12 +117,11 @@ class Rehearsal:
         numbers = torch.cat([trial.sums, self._shares.double()])
         if numbers.is_cuda:
             numbers = torch.empty(6, dtype=torch.float64, pin_memory=True).copy_(numbers, non_blocking=True)
-        self._found = _Found(step, name, self._sampled, trial, numbers, self._clock.stamp())
+        found = self._found = _Found(step, name, self._sampled, trial, numbers)
+        # The training thread asks no device for the time.
+        self._later([self._clock.stamp()], lambda: self._tell(found))
 
-    def _tell(self) -> None:
-        found = self._found
-        if found is None or not self._clock.is_ready(found.end):
-            return
+    def _tell(self, found: _Found) -> None:
         self._found = None
         product, exact, got, *shares = found.numbers.tolist()
         if not math.isfinite(product + exact + got) or exact <= 0 or self._on_result is None:

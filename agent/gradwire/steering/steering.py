@@ -177,10 +177,13 @@ class Steering:
             result.is_rollback = plan.codec == "none"
             self._on_result(result, self._member.rank == 0)
 
-    def tell(self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
-        """Report something that happened to this rank."""
+    def tell(
+        self, kind: str, message: str, *, level: Literal["info", "warning", "error"] = "info", step: int = -1
+    ) -> None:
+        """Report something that happened to this rank, in the step in progress unless told otherwise."""
+        at_step = self.step if step < 0 else step
         self._on_event(
-            Event(at=time.time(), step=self.step, kind=kind, message=message, rank=self._member.rank, level=level)
+            Event(at=time.time(), step=at_step, kind=kind, message=message, rank=self._member.rank, level=level)
         )
 
     # Observer of the exchange.

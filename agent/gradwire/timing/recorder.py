@@ -37,6 +37,12 @@ class _Split:
     closes_window: bool
 
 
+@dataclass(frozen=True)
+class _Later:
+    stamps: list[Stamp]
+    job: Callable[[], None]
+
+
 class Recorder:
     """Collects one rank's steps into windows on a thread of its own.
 
@@ -57,7 +63,7 @@ class Recorder:
         self._rank = rank
         self._on_window = on_window
         self._cost = cost if cost is not None else OwnCost()
-        self._messages: deque[StepTrace | SyncTrace | _Split | str | None] = deque()
+        self._messages: deque[StepTrace | SyncTrace | _Split | _Later | str | None] = deque()
         self._answer: tuple[SyncTrace | None, Sequence[float]] = (None, ())
         self._has_news = threading.Event()
         self._pending: deque[StepTrace] = deque()
@@ -81,6 +87,11 @@ class Recorder:
         """Return each bucket's own seconds of an exchange that was asked for; empty while they are not known."""
         asked, durations = self._answer
         return durations if asked is sync else ()
+
+    def later(self, stamps: list[Stamp], job: Callable[[], None]) -> None:
+        """Call `job` on the recorder's thread once the device has passed `stamps`."""
+        self._messages.append(_Later(stamps, job))
+        self._has_news.set()
 
     def split(self, sync: int, transfers: Sequence[float] | None, *, closes_window: bool) -> None:
         """Say what the pulse found for exchange `sync`, and whether windows end with its step."""
@@ -113,8 +124,11 @@ class Recorder:
                 except Exception:
                     log.exception("gradwire: a step could not be recorded; training is not affected")
 
-    def _handle(self, message: StepTrace | SyncTrace | _Split | str) -> None:
-        if isinstance(message, SyncTrace):
+    def _handle(self, message: StepTrace | SyncTrace | _Split | _Later | str) -> None:
+        if isinstance(message, _Later):
+            self._wait_until_ready(message.stamps)
+            message.job()
+        elif isinstance(message, SyncTrace):
             self._wait_until_ready([bucket.done for bucket in message.buckets])
             self._answer = (message, own_durations(message, self._clock))
         elif isinstance(message, StepTrace):

@@ -6,7 +6,8 @@ up for longer than `PATIENCE_SECONDS`; `num_rank_steps` then tells how many rank
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from gradwire_protocol.records import Event, PhaseSeconds, Points, StepWindow
@@ -19,6 +20,8 @@ PATIENCE_SECONDS = 3.0
 
 # More steps than this waiting for a rank's loss are sent with the parts that are there.
 _MAX_WAITING_STEPS = 10_000
+# Finite steps after which a loss that is not is news again.
+_FORGOTTEN_AFTER_STEPS = 100
 
 _Key = tuple[int, int, int, str, bool, bool]
 
@@ -75,15 +78,50 @@ class _Loss(Struct):
     parts: dict[int, tuple[float, float]]
 
 
+class _Ready:
+    """Steps whose losses are merged: 40 bytes each, as there may be many before somebody takes them."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.means, self.weights, self.lows, self.highs = (array("d") for _ in range(4))
+        # Ranks whose loss is not finite, by step.
+        self.spoiled: dict[int, tuple[int, ...]] = {}
+
+    def add(self, step: int, parts: Mapping[int, tuple[float, float]]) -> None:
+        """Merge one step's (value, weight) by rank."""
+        finite = [value for value, _ in parts.values() if math.isfinite(value)]
+        self.steps.append(step)
+        self.means.append(weighted_mean(list(parts.values())))
+        self.weights.append(sum(weight for _, weight in _usable(list(parts.values()))))
+        self.lows.append(min(finite, default=math.nan))
+        self.highs.append(max(finite, default=math.nan))
+        if len(finite) < len(parts):
+            self.spoiled[step] = tuple(sorted(rank for rank, (v, _) in parts.items() if not math.isfinite(v)))
+
+    def points(self) -> Points:
+        """Return the mean of each step over its ranks, with their spread and what it counts beside other nodes."""
+        order = sorted(range(len(self.steps)), key=self.steps.__getitem__)
+        means, weights, lows, highs = (
+            [values[index] for index in order] for values in (self.means, self.weights, self.lows, self.highs)
+        )
+        return replace(
+            points("loss", [self.steps[index] for index in order], means),
+            lows=tuple(None if math.isnan(low) else low for low in lows),
+            highs=tuple(None if math.isnan(high) else high for high in highs),
+            weights=tuple(weights),
+        )
+
+
 class LossMerger:
     """Collects the losses of a node's ranks; times are `time.monotonic` seconds."""
 
     def __init__(self, local_ranks: Sequence[int]) -> None:
         self._num_ranks = len(local_ranks)
         self._waiting: dict[int, _Loss] = {}
-        self._ready: dict[int, dict[int, tuple[float, float]]] = {}
-        # Ranks whose loss was not finite when it was last told.
+        self._ready = _Ready()
+        # Ranks whose loss was not finite last, and when.
         self._spoiled: tuple[int, ...] = ()
+        self._spoiled_step = 0
 
     def add(
         self, rank: int, steps: Sequence[int], values: Sequence[float], weights: Sequence[float], now: float
@@ -93,12 +131,12 @@ class LossMerger:
             loss = self._waiting.setdefault(step, _Loss(now + PATIENCE_SECONDS, {}))
             loss.parts[rank] = (value, weight)
             if len(loss.parts) >= self._num_ranks:
-                self._ready[step] = self._waiting.pop(step).parts
+                self._ready.add(step, self._waiting.pop(step).parts)
 
     def take(self, now: float) -> tuple[Points | None, list[Event]]:
         """Return the steps that are complete or waited long enough, all for `now` = inf; None if there is none.
 
-        An event tells which ranks' losses are not finite, each time that these are others than before.
+        An event tells which ranks' losses are not finite, each time that these are others than in the last steps.
         """
         num_over = len(self._waiting) - _MAX_WAITING_STEPS
         due = [
@@ -107,17 +145,16 @@ class LossMerger:
             if index < num_over or loss.due_at <= now
         ]
         for step in due:
-            self._ready[step] = self._waiting.pop(step).parts
-        if not self._ready:
+            self._ready.add(step, self._waiting.pop(step).parts)
+        if not self._ready.steps:
             return None, []
-        taken = sorted(self._ready.items())
-        self._ready.clear()
-        return _loss_points(taken), list(self._tell_spoiled(taken))
+        taken, self._ready = self._ready, _Ready()
+        return taken.points(), list(self._tell_spoiled(taken.spoiled))
 
-    def _tell_spoiled(self, taken: Sequence[tuple[int, dict[int, tuple[float, float]]]]) -> Iterator[Event]:
-        for step, parts in taken:
-            spoiled = tuple(sorted(rank for rank, (value, _) in parts.items() if not math.isfinite(value)))
-            if spoiled and spoiled != self._spoiled:
+    def _tell_spoiled(self, taken: Mapping[int, tuple[int, ...]]) -> Iterator[Event]:
+        for step, spoiled in sorted(taken.items()):
+            # A loss that is not finite now and then is told once, and not each time.
+            if spoiled != self._spoiled or step > self._spoiled_step + _FORGOTTEN_AFTER_STEPS:
                 ranks = ", ".join(map(str, spoiled))
                 yield Event(
                     at=time.time(),
@@ -128,30 +165,18 @@ class LossMerger:
                     level="warning",
                     data={"ranks": ",".join(map(str, spoiled))},
                 )
-            self._spoiled = spoiled
+            self._spoiled, self._spoiled_step = spoiled, step
 
     @property
     def has_ready(self) -> bool:
         """Whether `take` has something to return at once."""
-        return bool(self._ready)
+        return bool(self._ready.steps)
 
     @property
     def next_due_at(self) -> float:
         """When the oldest step has waited long enough; inf when none waits."""
         oldest = next(iter(self._waiting.values()), None)
         return math.inf if oldest is None else oldest.due_at
-
-
-def _loss_points(taken: Sequence[tuple[int, dict[int, tuple[float, float]]]]) -> Points:
-    """Return the mean of each step over its ranks, with their spread and what it counts beside other nodes."""
-    parts = [list(by_rank.values()) for _, by_rank in taken]
-    finite = [[value for value, _ in step if math.isfinite(value)] for step in parts]
-    return replace(
-        points("loss", [step for step, _ in taken], [weighted_mean(step) for step in parts]),
-        lows=tuple(min(values, default=None) for values in finite),
-        highs=tuple(max(values, default=None) for values in finite),
-        weights=tuple(sum(weight for _, weight in _usable(step)) for step in parts),
-    )
 
 
 def points(name: str, steps: Sequence[int], values: Sequence[float], *, is_evaluation: bool = False) -> Points:
