@@ -2,6 +2,7 @@
 
 import pytest
 from gradwire_protocol.plans import PlanSpec
+from gradwire_server.pages import run_page
 from gradwire_server.pages.samples import concentration, copies, match, tried
 from gradwire_server.pages.sentences.saving import saving_note
 from gradwire_server.pages.sentences.verdict import verdict
@@ -89,3 +90,9 @@ def test_codecs_that_were_tried_stand_in_order_of_their_error():
     ]
     assert "31" in concentration(english(), run_view(samples=SAMPLES))
     assert concentration(english(), run_view()) == ""
+
+
+def test_the_match_has_a_figure_once_it_was_sampled():
+    views = run_view(), compressed_view(samples=SAMPLES)
+    drawn = [[name for name, _ in run_page._charts(english(), view)] for view in views]
+    assert ["match" in names for names in drawn] == [False, True]

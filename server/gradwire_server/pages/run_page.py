@@ -42,7 +42,7 @@ def run_context(words: Wording, view: RunView) -> dict[str, Any]:
         "attempt": _attempt(words, view),
         "nodes": node_rows(words, view),
         "num_left_out": num_left_out(view),
-        "charts": _charts(words),
+        "charts": _charts(words, view),
         "tried": samples.tried(words, view),
         "concentration": samples.concentration(words, view),
     }
@@ -218,12 +218,12 @@ def _attempt(words: Wording, view: RunView) -> list[Fact]:
     ]
 
 
-def _charts(words: Wording) -> list[tuple[str, str]]:
-    """Return name and title of the figures, in order."""
-    return [
+def _charts(words: Wording, view: RunView) -> list[tuple[str, str]]:
+    """Return name and title of the figures, in order; the gradient match has one once it was sampled."""
+    charts = [
         ("steps", words.say("Where a step goes")),
         ("throughput", words.say("Effective throughput")),
         ("loss", words.say("Loss")),
         ("bytes", words.say("Before compression / actually sent")),
-        ("match", words.say("Gradient match")),
     ]
+    return charts if view.samples.match is None else [*charts, ("match", words.say("Gradient match"))]
