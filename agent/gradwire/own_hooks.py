@@ -101,9 +101,9 @@ def notice() -> None:
     DistributedDataParallel.register_comm_hook = register_noticed  # type: ignore[method-assign,assignment]
 
 
-def own_hook(model: DistributedDataParallel) -> OwnHook | None:
-    """Return the model's own hook if `notice` saw it."""
-    return _hooks.get(model)
+def own_hook(model: object) -> OwnHook | None:
+    """Return the model's own hook if `notice` saw it; None for whatever is no DDP model."""
+    return _hooks.get(model) if isinstance(model, DistributedDataParallel) else None
 
 
 def _itself(hook: Any) -> Any:

@@ -22,7 +22,9 @@ class Left:
 
     @property
     def ended(self) -> AttemptEnded:
-        (ended,) = [record for record in self.records if isinstance(record, AttemptEnded)]
+        # Every rank that fails says so at once, and all say the same.
+        ended, *others = [record for record in self.records if isinstance(record, AttemptEnded)]
+        assert all((other.status, other.exception) == (ended.status, ended.exception) for other in others)
         return ended
 
     @property
