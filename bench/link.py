@@ -81,7 +81,7 @@ BOUNDS = (COMPUTE_ONLY, PLAIN)
 # What can be our best or the best of PyTorch's, and what a target names.
 QUICK = Effort(2, 1, 15.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", THIN))
 # Where ranks share hosts, and the cores of one machine; and where there is nothing to gain.
-QUICK_CROSSING = Effort(2, 1, 28.0, (*BOUNDS, "int8", "int8 flat", "int8 hybrid"))
+QUICK_CROSSING = Effort(1, 1, 25.0, (*BOUNDS, "int8", "int8 flat", "int8 hybrid"))
 QUICK_UNSHAPED = Effort(3, 3, 14.0, (*BOUNDS, CHOICE))
 
 

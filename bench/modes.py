@@ -124,7 +124,7 @@ def make_modes(
     """Make every mode; all ranks do so at the same point.
 
     Args:
-        make_module: Makes the model; called four times.
+        make_module: Makes the model; called up to four times.
         plans: Ours by the name of their mode.
         only: Names of the modes that are wanted, all if empty.
         hosts: The ranks of each host.
@@ -134,7 +134,8 @@ def make_modes(
         # Without averaging the replicas stay equal only on equal batches, which this mode gets.
         Mode(COMPUTE_ONLY, plain, is_synced=False),
         Mode(PLAIN, plain, first_steps=2),
-        *_torch_modes(make_module),
+        # A wrapper sends its model to all ranks, which takes seconds on slow links.
+        *(_torch_modes(make_module) if not only or any(name.startswith(TORCH) for name in only) else []),
         *_our_modes(make_module, plans, hosts),
     ]
     return [mode for mode in modes if not only or mode.name in only]

