@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gradwire.host.network import traffic
 from gradwire_compression import Plan
 from torch import Tensor
 
@@ -191,12 +191,9 @@ def hosts() -> list[range]:
 def sent_bytes() -> int:
     """Return what has left this host so far; its ranks share the counter."""
     device = os.environ["GLOO_SOCKET_IFNAME"]
-    # Unlike /sys, /proc shows the network that this process is in. The ninth number counts what was sent.
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, numbers = line.strip().partition(":")
-        if name == device:
-            return int(numbers.split()[8])
-    raise RuntimeError(f"there is no network device {device}")
+    if (counted := traffic(device)) is None:
+        raise RuntimeError(f"there is no network device {device}")
+    return counted.sent_bytes
 
 
 def run(settings: Settings) -> dict[str, list[Round]]:

@@ -1,6 +1,5 @@
 """`attach`: the one function that training code calls."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,7 @@ import torch
 from gradwire_protocol.plans import PlanSpec
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.errors import AttachError
 from gradwire.idle import IdleSession, is_importing_script
-from gradwire.own_hooks import own_hook
 from gradwire.session import Session
 from gradwire.settings import read_settings
 from gradwire.trial.arm import arm_of_environment
@@ -85,16 +82,7 @@ def attach(
     arguments = {key: value for key, value in locals().items() if key not in ("model", "optimizer")}
     if is_importing_script():
         return IdleSession()
-    settings, arm, own = read_settings(arguments), arm_of_environment(), own_hook(model)
-    if own is not None:
-        # The script's hook averages: no plan of ours is ever in use.
-        settings = dataclasses.replace(settings, plan=PlanSpec(), state=None)
-    if arm is None:
-        return connect(model, optimizer, settings)
-    if own is not None:
-        raise AttachError(
-            f"the model has a communication hook of its own, {own.name}: a trial has nothing to compare it with"
-        )
-    session = connect(model, optimizer, arm.settings(settings))
-    arm.follow(session, model)
-    return session
+    settings = read_settings(arguments)
+    if (arm := arm_of_environment()) is not None:
+        return arm.attach(model, optimizer, settings)
+    return connect(model, optimizer, settings)

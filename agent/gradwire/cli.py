@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire_protocol.codecs import CATALOGUE, Number
+from gradwire_protocol.codecs import CATALOGUE
 from gradwire_protocol.errors import MalformedError, ProtocolError
 from gradwire_protocol.identity import validate_id
 from gradwire_protocol.messages import ChangeAnswer, RollbackRequest, SetRequest
@@ -24,8 +24,9 @@ from gradwire.client import Client, Run
 from gradwire.doctor import command as doctor
 from gradwire.errors import AnswerError, GradwireError, SettingError
 from gradwire.linktest import command as linktest
+from gradwire.speech import client_of, complain, parameter, say
 from gradwire.transport import place
-from gradwire.transport.http import clean_server, exposes_token
+from gradwire.transport.http import clean_server
 from gradwire.transport.operator import LiveNode, ask_plan, ask_status, find_nodes, roll_back
 from gradwire.transport.replay import sync
 from gradwire.trial import command as trial
@@ -46,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except AnswerError as error:
-        _complain(error.detail.message)
+        complain(error.detail.message)
         return NOT_ASKED if error.status in (401, 403) else NOT_DONE
     except (GradwireError, ProtocolError) as error:
-        _complain(str(error))
+        complain(str(error))
         return NOT_ASKED
     except KeyboardInterrupt:
         return 130
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     command = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not command or command == ["-m"]:
-        _complain("run needs a script or -m and a module: gradwire run -- train.py --epochs 3")
+        complain("run needs a script or -m and a module: gradwire run -- train.py --epochs 3")
         return NOT_ASKED
     # The other commands start without torch.
     from gradwire.launch import run_script
@@ -74,9 +75,9 @@ def _run(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     with _client(options) as client:
         if options.run is None:
-            _say(wording.runs_table(list(itertools.islice(client.runs(), _NUM_LISTED))))
+            say(wording.runs_table(list(itertools.islice(client.runs(), _NUM_LISTED))))
         else:
-            _say(wording.run_page(client.run(_find_run(client, options.run), options.model)))
+            say(wording.run_page(client.run(_find_run(client, options.run), options.model)))
     return DONE
 
 
@@ -114,14 +115,14 @@ def _rollback(options: argparse.Namespace) -> int:
 
 def _await_outcome(client: Client, run: Run, answer: ChangeAnswer, timeout_seconds: float) -> int:
     if answer.directive is None:
-        _say(answer.message)
+        say(answer.message)
         return DONE
     change = client.wait_for(run.id, answer.directive, timeout_seconds)
     if change is None or change.state in ("requested", "delivered"):
-        _complain(wording.no_answer(run, answer.directive, timeout_seconds))
+        complain(wording.no_answer(run, answer.directive, timeout_seconds))
         return NOT_DONE
     is_applied = change.state == "applied"
-    (_say if is_applied else _complain)(wording.outcome(run, change))
+    (say if is_applied else complain)(wording.outcome(run, change))
     return DONE if is_applied else NOT_DONE
 
 
@@ -131,10 +132,10 @@ def _rollback_local(options: argparse.Namespace) -> int:
     for node in nodes:
         result = roll_back(node.socket, options.reason, options.timeout)
         if result.switched is None:
-            _complain(wording.no_local_answer(node.status, result))
+            complain(wording.no_local_answer(node.status, result))
             is_done = False
         else:
-            _say(wording.local_outcome(node.status, result.switched, result, is_one_of_many=len(nodes) > 1))
+            say(wording.local_outcome(node.status, result.switched, result, is_one_of_many=len(nodes) > 1))
     return DONE if is_done else NOT_DONE
 
 
@@ -142,8 +143,8 @@ def _plan_show(options: argparse.Namespace) -> int:
     nodes = _local_nodes(options)
     for index, node in enumerate(nodes):
         if index:
-            _say("")
-        _say(plans.plan_table(node.status, ask_plan(node.socket), is_one_of_many=len(nodes) > 1))
+            say("")
+        say(plans.plan_table(node.status, ask_plan(node.socket), is_one_of_many=len(nodes) > 1))
     return DONE
 
 
@@ -177,9 +178,9 @@ def _sync(options: argparse.Namespace) -> int:
     for facts, outcome in sync(roots, server=clean_server(server) if server else None, token=token):
         has_any = True
         is_complete = is_complete and not isinstance(outcome, str) and outcome.num_undelivered == 0
-        _say(wording.synced(facts, outcome))
+        say(wording.synced(facts, outcome))
     if not has_any:
-        _say(f"Nothing is left to deliver below {', '.join(map(str, roots))}.")
+        say(f"Nothing is left to deliver below {', '.join(map(str, roots))}.")
     return DONE if is_complete else NOT_DONE
 
 
@@ -201,34 +202,14 @@ def _find_run(client: Client, text: str) -> str:
 
 
 def _client(options: argparse.Namespace) -> Client:
-    server = options.server or os.environ.get("GRADWIRE_SERVER")
-    token = options.token or os.environ.get("GRADWIRE_TOKEN")
-    if not server:
+    client = client_of(options)
+    if client is None:
         raise SettingError("no server is named: set GRADWIRE_SERVER or give --server http://HOST:PORT")
-    if exposes_token(clean_server(server), token):
-        _complain("the token travels unencrypted over plain http; others on the way can read it and act with it")
-    return Client(server, token)
+    return client
 
 
 def _roots(folder: Path | None) -> list[Path]:
     return [folder] if folder is not None else place.known_roots()
-
-
-def _parameter(text: str) -> tuple[str, Number]:
-    name, _, value = text.partition("=")
-    try:
-        return name, int(value)
-    except ValueError:
-        return name, float(value)
-
-
-def _say(text: str) -> None:
-    # Flushed here, where a reader that has gone is still noticed without a complaint of Python's.
-    print(wording.printable(text), flush=True)
-
-
-def _complain(text: str) -> None:
-    print(f"gradwire: {wording.printable(text)}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -261,14 +242,14 @@ def _parser() -> argparse.ArgumentParser:
     set_.add_argument("run", metavar="RUN", help="id, beginning of an id, or name")
     set_.add_argument("--codec", required=True, choices=tuple(CATALOGUE), help="compression method")
     set_.add_argument(
-        "--param", action="append", default=[], type=_parameter, metavar="NAME=NUMBER", help="may be repeated"
+        "--param", action="append", default=[], type=parameter, metavar="NAME=NUMBER", help="may be repeated"
     )
     set_.add_argument("--force", action="store_true", help="also under an optimizer it may not be safe with")
     set_.add_argument("--every-bucket", action="store_true", help="also buckets that should be faster uncompressed")
     set_.set_defaults(command=_set)
 
     _add_local_commands(commands, server, change)
-    trial.add(commands, server, _parameter)
+    trial.add(commands, server)
     doctor.add(commands, server)
     linktest.add(commands)
     sync_ = commands.add_parser("sync", parents=[server], help="deliver what waits in spool folders")

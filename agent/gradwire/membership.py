@@ -36,6 +36,11 @@ class Membership:
     tests_link: bool = False
 
 
+def place_of(host: str) -> tuple[str, str]:
+    """Return what this process has in common with the ranks of its node, and with no others."""
+    return os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", "")
+
+
 def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Membership:
     """Agree on ids and nodes; two all-gathers of small objects over `group`, called by all ranks.
 
@@ -45,7 +50,7 @@ def join(settings: Settings, group: dist.ProcessGroup, started_at: float) -> Mem
         AttachError: Some ranks have a saved state and others have none.
     """
     rank, world_size, host = dist.get_rank(group), dist.get_world_size(group), socket.gethostname()
-    place = (os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", ""))
+    place = place_of(host)
     ranks = tuple(dist.get_process_group_ranks(group))
     shared = lineage.shared_attempt(settings, ranks)
     mine = {

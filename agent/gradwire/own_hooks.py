@@ -2,15 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from gradwire_compression import BucketTiming, Observer
+from gradwire_compression import Observer
 from gradwire_compression.collectives.exact import exact_wire_bytes
 from gradwire_compression.hooks.ddp import average_bucket
-from gradwire_compression.observer import GuardedObserver
+from gradwire_compression.observer import GuardedObserver, finisher
 from torch.nn.parallel import DistributedDataParallel
 
 # Bytes that torch's own hooks send for an element; what others send, only they know.
@@ -24,7 +23,7 @@ class OwnHook:
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
-        self._observer: Observer | None = None
+        self._observer: GuardedObserver | None = None
         self._clock: Callable[[], Any] = float
         self._world_size = 1
         self._num_syncs = 0
@@ -60,19 +59,19 @@ class OwnHook:
         buffer = bucket.buffer()
         ready = self._clock()
         num_bytes = buffer.numel() * buffer.element_size()
-        timing = BucketTiming(
-            self._num_syncs, bucket.index(), 0, ready, ready, (), num_bytes, self._wire_bytes(buffer)
-        )
+        finish = finisher(observer, self._clock, lambda: 0, (self._num_syncs, bucket.index(), num_bytes), ready)
+        # A hook may change the buffer, not its size.
+        sent = self._wire_bytes(buffer)
         future = self._hook(state, bucket)
         if bucket.is_last():
             observer.end_sync()
 
-        def finish(done: torch.futures.Future[Any]) -> Any:
+        def pass_on(done: torch.futures.Future[Any]) -> Any:
             result = done.value()
-            observer.bucket_done(replace(timing, done=self._clock()))
+            finish(sent)
             return result
 
-        return future.then(finish)
+        return future.then(pass_on)
 
     def __reduce__(self) -> Any:
         return (_itself, (self._hook,))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from gradwire.transport.local import NodeStatus, PlanPage, TensorPlan
-from gradwire.wording import codec_name, number, processes
+from gradwire.wording import aligned, codec_name, number, processes
 
 _HEADINGS = ("TENSOR", "SHAPE", "TYPE", "SENT AS", "BEFORE", "SENT", "WHY NOT COMPRESSED")
 _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -28,9 +28,7 @@ def size(num_bytes: float) -> str:
 
 
 def _table(tensors: Iterable[TensorPlan]) -> list[str]:
-    rows = [_HEADINGS, *map(_row, tensors)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned([_HEADINGS, *map(_row, tensors)])
 
 
 def _row(tensor: TensorPlan) -> tuple[str, ...]:

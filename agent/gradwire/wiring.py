@@ -1,5 +1,6 @@
 """Wiring: makes the parts of one attached model and connects them."""
 
+import dataclasses
 import logging
 import time
 
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from gradwire_compression import Exchange, HookTakenError, Plan, PlanError, StateError, ddp, optimizer_class_name
 from gradwire_compression.plan import EXACT
+from gradwire_protocol.plans import PlanSpec
 from gradwire_protocol.records import AttemptStarted
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,6 +55,9 @@ def connect(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | N
     console.set_up()
     parameters = _trainable(model)
     optimizer_class = optimizer_class_name(optimizer) if optimizer is not None else None
+    if own_hook(model) is not None:
+        # The script's hook averages: no plan of ours is ever in use.
+        settings = dataclasses.replace(settings, plan=PlanSpec(), state=None)
     membership = join(settings, model.process_group, time.time())
     side, unsteered_reason = _side(model, membership)
 

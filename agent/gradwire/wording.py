@@ -35,9 +35,13 @@ def runs_table(runs: Sequence[Run]) -> str:
         )
         for run in runs
     ]
+    return "\n".join(aligned(rows))
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return one line a row, with columns aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def run_page(page: RunPage) -> str:

@@ -38,6 +38,10 @@ class Matrix:
         shape = (self.num_columns, self.num_rows) if self.is_transposed else (self.num_rows, self.num_columns)
         return flat.view(shape)
 
+    def stored_factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (rows, columns) whose product lies as `stored` does, of [r, num_rows] and [r, num_columns]."""
+        return (right, left) if self.is_transposed else (left, right)
+
 
 def matrix_of(parameter: Tensor) -> Matrix:
     """Return the parameter's gradient as a matrix: its first dimension against all others.

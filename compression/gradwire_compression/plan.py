@@ -1,5 +1,6 @@
 """The plan: which codec averages which tensor, as plain values that are equal on all ranks."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -87,6 +88,11 @@ class Plan:
 
     def hash(self) -> int:
         """Return a number below 2**48 that is equal for equal plans in every process."""
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # Every pulse asks for it, and to make it costs as much as to send the pulse.
         return hash_json(self.to_dict())
 
     def resolve(self, named_parameters: Iterable[tuple[str, Tensor]]) -> list[Decision]:

@@ -1,6 +1,6 @@
 """A rehearsal: some of one rank's gradients encoded and decoded by a codec, nothing sent and nothing kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,16 @@ from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.collectives.power import AgreedPower
 from gradwire_compression.costs import Codec
+from gradwire_compression.kernels import dispatch
+from gradwire_compression.kernels.low_rank.reference import Multiply
 from gradwire_compression.layout import Layout
 from gradwire_compression.matrices import Matrix, matrix_of, orthonormalise, start
 from gradwire_compression.plan import EXACT, Plan
 
 # Elements of a sample: 4 MB of memory, and some milliseconds for a codec.
 MAX_ELEMENTS = 1 << 20
+# What every codec leaves uncompressed, this one does too.
+_COMPRESSED = Plan(codec="int8")
 # Of these the largest are sorted out; more would take longer than all codecs.
 _SORTED_ELEMENTS = 1 << 16
 # Parts of the elements of which the share of the norm is told.
@@ -58,8 +62,10 @@ def take_sample(view: BucketView) -> Sample | None:
     parts: list[Tensor] = []
     slots, matrices, offset, taken = [], [], 0, 0
     for index, parameter in enumerate(view.parameters):
+        if taken >= MAX_ELEMENTS:
+            break
         matrix, numel = matrix_of(parameter), parameter.numel()
-        is_compressed = Plan(codec="int8").decide("", parameter).codec != EXACT
+        is_compressed = _COMPRESSED.decide("", parameter).codec != EXACT
         matrix = _cut(matrix, MAX_ELEMENTS - taken)
         if is_compressed and matrix.numel:
             parts.append(view.buffer[offset : offset + matrix.numel])
@@ -138,22 +144,28 @@ def _elementwise(
 def _low_rank(
     codec: LowRankCodec, sample: Sample, decoded: Tensor, stamp: Callable[[], Any]
 ) -> tuple[Interval, Interval]:
+    pieces = list(zip(sample.slots, sample.matrices, strict=True))
     exact = sample.flat.float()
-    pairs = [
-        (matrix.of(slot.of(exact)), matrix.of(slot.of(decoded)))
-        for slot, matrix in zip(sample.slots, sample.matrices, strict=True)
-    ]
-    rights = [start("rehearsal", codec.rank, total.shape[1], exact.device) for total, _ in pairs]
+    rights = [start("rehearsal", codec.rank, matrix.num_columns, exact.device) for matrix in sample.matrices]
+    # Directions that training would have found in earlier steps.
     for _ in range(_ITERATIONS - 1):
-        rights = [right for _, right in _factors(pairs, rights)]
+        rights = [
+            _turned(matrix.of(slot.of(exact)), right) for (slot, matrix), right in zip(pieces, rights, strict=True)
+        ]
+    kernels, residual = dispatch.low_rank_kernels(), torch.zeros_like(exact)
     begin = stamp()
-    factors = _factors(pairs, rights)
+    factors = []
+    for (slot, matrix), right in zip(pieces, rights, strict=True):
+        by = Multiply.ROWS if matrix.is_transposed else Multiply.COLUMNS
+        product = torch.zeros(codec.rank, matrix.num_rows)
+        kernels.sweep(matrix.stored(slot.of(residual)), None, slot.of(sample.flat), by, right, product)
+        left = orthonormalise(product[None])[0]
+        factors.append((left, left @ matrix.of(slot.of(residual))))
     middle = stamp()
-    for (left, right), (_, out) in zip(factors, pairs, strict=True):
-        out.copy_(left.t() @ right)
+    for (slot, matrix), (left, right) in zip(pieces, factors, strict=True):
+        kernels.write(*matrix.stored_factors(left, right), slot.of(decoded))
     return (begin, middle), (middle, stamp())
 
 
-def _factors(pairs: Sequence[tuple[Tensor, Tensor]], rights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    lefts = [orthonormalise((right @ total.t())[None])[0] for right, (total, _) in zip(rights, pairs, strict=True)]
-    return [(left, left @ total) for left, (total, _) in zip(lefts, pairs, strict=True)]
+def _turned(matrix: Tensor, right: Tensor) -> Tensor:
+    return orthonormalise((right @ matrix.t())[None])[0] @ matrix

@@ -9,6 +9,8 @@ from gradwire_compression.codecs.base import ScaledCodec
 from gradwire_compression.codecs.cast import CastCodec
 from gradwire_compression.codecs.powersgd import LowRankCodec
 from gradwire_compression.costs import Codec, Line
+from gradwire_compression.kernels import dispatch
+from gradwire_compression.kernels.low_rank.reference import Multiply
 from gradwire_compression.layout import Layout
 from gradwire_compression.matrices import orthonormalise
 from gradwire_compression.probing import least_seconds
@@ -83,14 +85,14 @@ def _cast(codec: CastCodec, gradient: torch.Tensor, residual: torch.Tensor, worl
 
 
 def _low_rank(codec: LowRankCodec, gradient: torch.Tensor, residual: torch.Tensor) -> Callable[[], None]:
-    matrix, missed = gradient.view(_ROWS, -1), residual.view(_ROWS, -1)
-    right = torch.ones(codec.rank, matrix.shape[1], device=gradient.device)
+    kernels, matrix = dispatch.low_rank_kernels(), residual.view(_ROWS, -1)
+    left, right = torch.zeros(codec.rank, _ROWS), torch.ones(codec.rank, matrix.shape[1])
 
     def turn() -> None:
-        total = missed + matrix
-        left = orthonormalise((right @ total.t())[None])[0]
-        torch.mm(left, total, out=right)
-        torch.addmm(total, left.t(), right, alpha=-1, out=missed)
-        torch.mm(left.t(), right, out=matrix)
+        product = torch.zeros_like(left)
+        kernels.sweep(matrix, (left, right), gradient, Multiply.COLUMNS, right, product)
+        left.copy_(orthonormalise(product[None])[0])
+        torch.mm(left, matrix, out=right)
+        kernels.write(left, right, gradient)
 
     return turn

@@ -1,6 +1,5 @@
 """The whole link test of a group."""
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from gradwire.linktest.collectives import measure_collectives
 from gradwire.linktest.pairs import measure_pairs
+from gradwire.membership import place_of
 
 # A run's facts are one record of bounded size.
 MAX_PAIRS = 64
@@ -43,7 +43,7 @@ def slowest(test: LinkTest) -> LinkTest:
 def _places(group: ProcessGroup) -> tuple[Sequence[str], Sequence[int]]:
     """Return every rank's host, and the ranks whose pairs are measured."""
     host = socket.gethostname()
-    mine = (host, os.environ.get("GROUP_RANK", host), os.environ.get("LOCAL_WORLD_SIZE", ""))
+    mine = (host, *place_of(host))
     everybody: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everybody, mine, group=group)
     nodes = [place[1:] for place in everybody]

@@ -1,10 +1,9 @@
 """A link test as text."""
 
-from collections.abc import Sequence
-
 from gradwire_protocol.records import LinkTest
 
 from gradwire.linktest.slow import explain, name_of
+from gradwire.wording import aligned
 
 
 def table(test: LinkTest) -> str:
@@ -12,7 +11,7 @@ def table(test: LinkTest) -> str:
     parts = (_sizes(test), _fits(test), _pairs(test))
     lines = [f"Link test of {test.num_ranks} ranks over {test.backend}; MB are 10^6 bytes.", ""]
     for part in parts:
-        lines += [*_aligned(part), ""]
+        lines += [*aligned(part), ""]
     return "\n".join([*lines, *(explain(test.pairs) or ("No pair is slow.",))])
 
 
@@ -54,8 +53,3 @@ def _pairs(test: LinkTest) -> list[tuple[str, ...]]:
 
 def _rate(bytes_per_second: float | None) -> str:
     return "unknown" if bytes_per_second is None else f"{bytes_per_second / 1e6:.4g} MB/s"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

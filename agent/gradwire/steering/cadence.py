@@ -10,6 +10,16 @@ WINDOW_SECONDS = 1.0
 _NEWEST_WEIGHT = 0.1
 
 
+def capped(seconds: float, mean: float | None) -> float:
+    """Return the seconds of one exchange: a long pause between two exchanges is not a long step."""
+    return seconds if mean is None else min(seconds, 4 * mean)
+
+
+def blended(mean: float | None, seconds: float) -> float:
+    """Return the running mean with one exchange more."""
+    return seconds if mean is None else mean + _NEWEST_WEIGHT * (seconds - mean)
+
+
 class Cadence:
     """Counts exchanges; all ranks agree because they learn the interval from the pulse itself."""
 
@@ -22,11 +32,8 @@ class Cadence:
     def tick(self, now: float) -> None:
         """Note that an exchange begins at `now`, monotonic seconds."""
         if self._last_tick is not None:
-            seconds = now - self._last_tick
-            before = self._mean_seconds
-            # A long pause between two exchanges is not a long step.
-            capped = seconds if before is None else min(seconds, 4 * before)
-            self._mean_seconds = seconds if before is None else before + _NEWEST_WEIGHT * (capped - before)
+            mean = self._mean_seconds
+            self._mean_seconds = blended(mean, capped(now - self._last_tick, mean))
         else:
             self._window_began = now
         self._last_tick = now

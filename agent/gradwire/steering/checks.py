@@ -9,6 +9,7 @@ from collections import deque
 
 from gradwire_compression import Exchange
 
+from gradwire.steering.cadence import blended, capped
 from gradwire.steering.member import Member
 from gradwire.timing.sums import bytes_saved_ratio
 from gradwire.timing.trace import SyncTrace
@@ -21,7 +22,6 @@ SETTLING_STEPS = 2
 _WINDOWS_BETWEEN = 2
 # Steps vary; a window that takes this much longer than expected stays within the budget.
 _MARGIN = 1.25
-_NEWEST_WEIGHT = 0.1
 # Exchanges of one step that a window allows for: gradients may be accumulated with an exchange for each part.
 _MAX_SYNCS_PER_STEP = 32
 # Windows whose steps are remembered: a loss is read some steps late at most.
@@ -69,10 +69,9 @@ class Budget:
         return spent <= self._share * (self.check_seconds + self.compressed_seconds)
 
     def _spend(self, seconds: float, kind: str) -> None:
-        before = self._means.get(kind)
-        # A pause between two exchanges is no long step.
-        seconds = seconds if before is None else min(seconds, 4 * before)
-        self._means[kind] = seconds if before is None else before + _NEWEST_WEIGHT * (seconds - before)
+        mean = self._means.get(kind)
+        seconds = capped(seconds, mean)
+        self._means[kind] = blended(mean, seconds)
         if kind == "":
             self.check_seconds += seconds
         elif kind != "none":

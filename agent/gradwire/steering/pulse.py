@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from gradwire_compression import Plan
 from torch import Tensor
 
 from gradwire.steering.side import Pending, Side
@@ -135,20 +134,6 @@ def _both(value: int) -> tuple[int, int]:
 def _equal(values: list[float], index: int) -> float | None:
     """Return the value that all ranks stated at `index`, None if they differ."""
     return values[index] if values[index] == -values[index + 1] else None
-
-
-class PlanHash:
-    """The hash of the plan in use: to hash one costs as much as to send the pulse, and plans change rarely."""
-
-    def __init__(self) -> None:
-        self._plan: Plan | None = None
-        self._hash = 0
-
-    def of(self, plan: Plan) -> int:
-        """Return the plan's hash."""
-        if plan is not self._plan:
-            self._plan, self._hash = plan, plan.hash()
-        return self._hash
 
 
 class Pulse:

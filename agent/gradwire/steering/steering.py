@@ -24,7 +24,7 @@ from gradwire.steering.cadence import Cadence
 from gradwire.steering.checks import SETTLING_STEPS, Checks
 from gradwire.steering.guard import Guard
 from gradwire.steering.member import Member
-from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, PlanHash, Pulse
+from gradwire.steering.pulse import GUARD_REPORT, GUARD_ROLLBACK, LOCAL_ROLLBACK, Agreement, Facts, Pulse
 from gradwire.steering.replicas import Replicas
 from gradwire.steering.results import Cause, switched, would_roll_back
 from gradwire.steering.samples import Samples
@@ -73,7 +73,7 @@ class Steering:
         self._pulse = pulse
         self._ballot = ballot
         self._replicas, self._spared, self._checks = replicas, Spared(), checks
-        self._tracing, self._plan_hash = Tracing(recorder, cost), PlanHash()
+        self._tracing = Tracing(recorder, cost)
         self._on_result = on_result
         self._on_event = on_event
         self._samples, self.bucket_ready = samples, samples.rehearsal.look
@@ -356,7 +356,7 @@ class Steering:
         return Facts(
             newest_revision=newest.revision if newest is not None else 0,
             epoch=self.epoch,
-            plan_hash=self._plan_hash.of(exchange.plan),
+            plan_hash=exchange.plan.hash(),
             layout_hash=exchange.layout_hash(),
             sync=self._num_syncs,
             rollback=rollback,

@@ -16,12 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.errors import AttachError
+from gradwire.own_hooks import own_hook
 from gradwire.session import Session
 from gradwire.settings import Settings
 from gradwire.steering.checksums import checksums, fold
 from gradwire.timing.phases import InertHook
 from gradwire.trial.losses import BackwardLosses
 from gradwire.trial.records import Order, RankResult, folder_of_environment, read_order, write_result
+from gradwire.wiring import connect
 
 log = logging.getLogger("gradwire")
 
@@ -78,6 +81,22 @@ class Arm:
             check_share=0.0,
             guard="report",
         )
+
+    def attach(
+        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None, settings: Settings
+    ) -> Session:
+        """Attach a model in this arm, and count its session's steps.
+
+        Raises:
+            AttachError: The model cannot be attached to, or is averaged by a hook that no plan changes.
+        """
+        if (own := own_hook(model)) is not None:
+            raise AttachError(
+                f"the model has a communication hook of its own, {own.name}: a trial has nothing to compare it with"
+            )
+        session = connect(model, optimizer, self.settings(settings))
+        self.follow(session, model)
+        return session
 
     def follow(self, session: Session, model: DistributedDataParallel) -> None:
         """Count the session's steps; of several models, the first one's."""

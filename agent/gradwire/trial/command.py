@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gradwire.client import Client
 from gradwire.errors import AnswerError, SettingError, UnreachableError
 from gradwire.settings import ENVIRONMENT as SETTINGS
+from gradwire.speech import client_of, complain, parameter, say
 from gradwire.transport.http import clean_server
 from gradwire.trial import records
 from gradwire.trial.outcome import Outcome, arm_outcome, num_last_losses, speedup, why_unpaired
@@ -39,8 +40,8 @@ _ARRIVAL_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 
 
-def add(commands: Any, server: argparse.ArgumentParser, parameter: Any) -> None:
-    """Add the command to the parser's; `parameter` reads NAME=NUMBER."""
+def add(commands: Any, server: argparse.ArgumentParser) -> None:
+    """Add the command to the parser's."""
     trial = commands.add_parser(
         "trial",
         parents=[server],
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     spec = PlanSpec(codec=options.codec, parameters=dict(options.param), every_bucket=True, force=options.force)
     plan = validate_plan(spec, field="--param")
     with contextlib.ExitStack() as stack:
-        client = _client(options)
+        client = client_of(options)
         if client is not None:
             stack.enter_context(client)
             # Asked before anything is trained: a wrong token is not worth two runs.
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             return 1
         if client is not None:
             outcome = _compare(client, outcome)
-    print(msgspec.json.encode(outcome).decode() if options.json else report(outcome), flush=True)
+    say(msgspec.json.encode(outcome).decode() if options.json else report(outcome))
     is_within = outcome.quality is not None and outcome.quality.state == "within_limit"
     return 0 if is_within and not outcome.unpaired_reason else 1
 
@@ -198,11 +199,6 @@ def _ingest_token(options: argparse.Namespace) -> str:
     return str(token)
 
 
-def _client(options: argparse.Namespace) -> Client | None:
-    server = options.server or os.environ.get(SETTINGS["server"])
-    return Client(server, options.token or os.environ.get(SETTINGS["token"])) if server else None
-
-
 def _compare(client: Client, outcome: Outcome) -> Outcome:
     """Choose the baseline if the arms are a pair, and return the outcome with the server's comparison."""
     outcome = replace(outcome, link=client.page(outcome.candidate.run))
@@ -237,4 +233,4 @@ def _await_arrival(client: Client, run: str) -> None:
 
 
 def _tell(text: str) -> None:
-    print(f"gradwire trial: {text}", file=sys.stderr, flush=True)
+    complain(text, command="gradwire trial")

@@ -1,10 +1,8 @@
 """The sentences of a trial's outcome."""
 
-from collections.abc import Sequence
-
 from gradwire.client import Quality
 from gradwire.trial.outcome import ArmOutcome, Outcome, Speedup
-from gradwire.wording import number, processes
+from gradwire.wording import aligned, number, processes
 
 
 def report(outcome: Outcome) -> str:
@@ -32,12 +30,7 @@ def _table(outcome: Outcome) -> list[str]:
         ("step time", *(_milliseconds(arm) for arm in arms)),
         (losses, *("unknown" if arm.last_loss is None else f"{arm.last_loss:.6g}" for arm in arms)),
     ]
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows)
 
 
 def _milliseconds(arm: ArmOutcome) -> str:

@@ -32,10 +32,6 @@ class _Piece:
     # [rank, num_columns]: where the power iteration goes on.
     warm_start: Tensor
 
-    def stored(self, left: Tensor, right: Tensor) -> Factors:
-        """Return the factors in the order in which the matrix lies in memory."""
-        return (right, left) if self.matrix.is_transposed else (left, right)
-
 
 class LowRank:
     """One bucket's exchange as pairs of factors, G = left^T right, with r rows in each factor.
@@ -150,7 +146,9 @@ class LowRank:
         right = self._right()
         with trace.measure("decode"):
             for piece in self._pieces:
-                rows, columns = piece.stored(self._rows(self._left[piece.left]), self._rows(right[piece.right]))
+                rows, columns = piece.matrix.stored_factors(
+                    self._rows(self._left[piece.left]), self._rows(right[piece.right])
+                )
                 self._kernels.write(rows, columns, piece.slot.of(buffer))
 
     def worker_residual(self) -> Tensor:
@@ -202,7 +200,9 @@ class LowRank:
         if index not in self._unsettled:
             return None
         piece = self._pieces[index]
-        return piece.stored(self._rows(self._left[piece.left]), self._rows(self._own_right[piece.right]))
+        return piece.matrix.stored_factors(
+            self._rows(self._left[piece.left]), self._rows(self._own_right[piece.right])
+        )
 
     def _settle_all(self) -> None:
         for index, piece in enumerate(self._pieces):

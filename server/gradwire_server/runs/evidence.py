@@ -84,14 +84,16 @@ def gather(connection: Connection, source: RunSource) -> Evidence:
     if len(uncompressed) < MIN_BLOCKS <= len(found):
         # A run that was compressed from its start shows in its check windows what it would be without.
         uncompressed = tuple(check.exact for check in found)
+    if len(found) < MIN_CHECKS:
+        found = ()
     return Evidence(
         stretches=known,
         is_compressed=is_compressed,
         newest=read(present, _num_newest_steps(present) if present else 0),
         uncompressed=uncompressed,
         compressed=read(lossy, MAX_VERDICT_STEPS),
-        checks=found if len(found) >= MIN_CHECKS else (),
-        checks_epoch=lossy.epoch if lossy is not None and len(found) >= MIN_CHECKS else -1,
+        checks=found,
+        checks_epoch=lossy.epoch if lossy is not None else -1,
     )
 
 

@@ -57,8 +57,7 @@ def _saved_so_far(connection: Connection, source: RunSource, evidence: Evidence)
     rest = _total(evidence, {stretch.epoch for stretch in evidence.stretches} - checked.keys())
     if rest is not None or not checked:
         parts.append(saved(rest, evidence.compressed, _uncompressed(evidence, checked)))
-    known = [part for part in parts if part.value is not None]
-    return (reduce(together, known) if known else parts[-1]), sum(len(found) for found in checked.values())
+    return reduce(together, parts), sum(len(found) for found in checked.values())
 
 
 def _checked(connection: Connection, source: RunSource, evidence: Evidence) -> Mapping[int, tuple[Check, ...]]:

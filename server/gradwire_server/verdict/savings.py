@@ -52,9 +52,9 @@ def saved_by_checks(total: StepSums | None, compressed: StepSums | None, speed: 
 
 
 def together(first: Measure, second: Measure) -> Measure:
-    """Return the sum of two savings; errors may go the same way, so that widths add up."""
+    """Return the sum of what is known of two savings; errors may go the same way, so that widths add up."""
     if first.value is None or second.value is None:
-        return first if first.value is None else second
+        return second if first.value is None else first
     low = None if first.low is None or second.low is None else first.low + second.low
     high = None if first.high is None or second.high is None else first.high + second.high
     return Measure(value=first.value + second.value, low=low, high=high)
