@@ -160,6 +160,6 @@ def _dies(rank: int, world_size: int, folder: str) -> str:
 def test_rank_that_dies_ends_its_peers_by_gloos_own_error(tmp_path):
     with pytest.raises(AssertionError, match="died without a word"):
         run_ranks(8, _dies, str(tmp_path), timeout=60)
-    told = [path.read_text() for path in tmp_path.iterdir() if path.name.isdigit()]
-    assert told
-    assert all("gloo" in text for text in told)
+    told = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name.isdigit()}
+    assert set(told) == set("0123456"), "no peer hangs"
+    assert all("gloo" in text for text in told.values()), told
