@@ -11,6 +11,8 @@ from gradwire_protocol.messages import Batch
 from gradwire_protocol.records import PhaseSeconds, Points, Record, StepWindow, Switched
 from gradwire_server.database.tables import metadata
 from gradwire_server.ingest.store import store_batch
+from gradwire_server.runs.reading import run_view
+from gradwire_server.runs.views import RunView
 from sqlalchemy import Connection, create_engine
 
 # An arbitrary moment; every receipt is a second later than the one before.
@@ -65,6 +67,13 @@ class StoredRun:
         """Store a switch that a node asked for."""
         values: dict[str, object] = {"cause": "local", **changes}
         self.send(Switched(at=self.now, step=step, epoch=epoch, plan=plan(codec), num_ranks=2, **values))  # type: ignore[arg-type]
+
+
+def view(connection: Connection, run: StoredRun, after: float = 1.0, **changes: object) -> RunView:
+    """Return what the run's page shows `after` seconds since the last receipt."""
+    found = run_view(connection, run.id, run.now + after, **changes)  # type: ignore[arg-type]
+    assert found is not None
+    return found
 
 
 def steps(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.ranks import run_ranks
-from distributed.training import attach, batch, flat, make_model, train_step
+from distributed.training import attach, batch, flat, make_model, tell, train_step
 from gradwire_protocol import routes
 from server_process import ServerProcess
 
@@ -26,9 +26,7 @@ def _train(rank: int, world_size: int, folder: str, url: str | None, token: str)
         if session is not None:
             session.step(loss=loss, samples=16)
         if rank == 0:
-            draft = Path(folder, "draft")
-            draft.write_text(str(step))
-            draft.rename(Path(folder, "progress"))
+            tell(folder, "progress", step)
     summary = session.close() if session is not None else None
     waiting = summary.num_undelivered if summary is not None else 0
     return flat(ddp), session.run_id if session is not None else "", waiting

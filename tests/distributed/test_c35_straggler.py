@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from distributed.ranks import run_ranks
-from distributed.training import attach
+from distributed.training import attach, tell
 from gradwire_protocol import routes
 from gradwire_protocol.records import StepWindow
 from server_process import ServerProcess
@@ -68,7 +68,7 @@ def _train(rank: int, world_size: int, folder: str, url: str, token: str) -> tup
         optimizer.zero_grad()
         session.step(loss=loss, samples=2)
         if rank == 0:
-            _tell(folder, "progress", step)
+            tell(folder, "progress", step)
     session.close()
     return switch, windows
 
@@ -77,12 +77,6 @@ def _told(folder: str, name: str) -> int:
     """Return the step that was told under a name; far away while none was."""
     path = Path(folder, name)
     return int(path.read_text()) if path.exists() else 10**9
-
-
-def _tell(folder: str, name: str, step: int) -> None:
-    draft = Path(folder, f"{name}.new")
-    draft.write_text(str(step))
-    draft.rename(Path(folder, name))
 
 
 def _soon(folder: str) -> int:
@@ -119,14 +113,14 @@ def _follow(server: ServerProcess, folder: str) -> tuple[dict[str, Any], dict[st
         threading.Thread(target=_watch, args=(server.operator(), run), daemon=True).start()
         late = _until(lambda: found if (found := view())["waiting"]["straggler"] is not None else None)
         page = browser.get(f"/runs/{run}").text
-        _tell(folder, SWITCH, _soon(folder))
+        tell(folder, SWITCH, _soon(folder))
         before = late["exposed_share"]["value"]
         slow = _until(lambda: found if (found := view())["exposed_share"]["value"] > before + 0.1 else None)
-        _tell(folder, STOP, _soon(folder))
+        tell(folder, STOP, _soon(folder))
         return late, slow, page
     finally:
         if not Path(folder, STOP).exists():
-            _tell(folder, STOP, _soon(folder))
+            tell(folder, STOP, _soon(folder))
 
 
 def test_c35_late_rank_is_named_and_a_slow_link_is_communication(tmp_path):

@@ -11,7 +11,16 @@ import torch
 import torch.distributed as dist
 from distributed.jobs import run_of
 from distributed.ranks import run_ranks
-from distributed.training import attach, batch, changes, flat, make_model, pulse_with_every_exchange, train_step
+from distributed.training import (
+    attach,
+    batch,
+    changes,
+    flat,
+    make_model,
+    pulse_with_every_exchange,
+    tell,
+    train_step,
+)
 from gradwire_protocol import routes
 from gradwire_protocol.coding import encode
 from gradwire_protocol.messages import RollbackRequest, SetRequest
@@ -40,7 +49,7 @@ def _train(rank: int, world_size: int, folder: str, url: str, token: str) -> tup
         history.append((session.current_step, session.codec))
         session.step(loss=loss * float("nan") if WORDS[int(word)] == "nan" else loss, samples=16)
         if rank == 0:
-            Path(folder, "step").write_text(str(session.current_step))
+            tell(folder, "step", session.current_step)
             said = Path(folder, "word")
             word[0] = WORDS.index(said.read_text()) if said.exists() else 0
             said.unlink(missing_ok=True)
@@ -109,7 +118,7 @@ class _Operator:
         assert change["num_ranks_confirmed"] == change["num_ranks"] == 2
 
     def say(self, word: str) -> None:
-        (self._folder / "word").write_text(word)
+        tell(self._folder, "word", word)
 
     def say_and_wait(self, word: str) -> None:
         (self._folder / "doing").unlink(missing_ok=True)

@@ -60,9 +60,16 @@ def random_delay(rank: int, seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(chance.random() * seconds)
 
 
-def flat(ddp: DistributedDataParallel) -> torch.Tensor:
+def flat(model: nn.Module) -> torch.Tensor:
     """Return all parameters as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in ddp.parameters()])
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def tell(folder: str | Path, name: str, value: object) -> None:
+    """Write a file that another process looks for, so that it finds the whole value or none."""
+    draft = Path(folder, f"{name}.new")
+    draft.write_text(str(value))
+    draft.rename(Path(folder, name))
 
 
 def changes(history: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.ranks import preload, run_ranks
+from distributed.training import flat
 from integrations.spools import Left
 
 pytestmark = pytest.mark.distributed
@@ -59,10 +60,6 @@ def make_trainer(folder: str, callbacks: list[Any], data: Data, **arguments: Any
     )
     model = BertForSequenceClassification(config)
     return Trainer(model=model, args=given, train_dataset=data, eval_dataset=Data(), callbacks=callbacks)
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def _train(rank: int, world_size: int, folder: str, spool: str, checkpoint: str | None) -> dict[str, Any]:

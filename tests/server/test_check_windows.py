@@ -5,21 +5,13 @@ from itertools import count
 
 import pytest
 from gradwire_server.figures.drawing import switches
-from gradwire_server.runs.reading import run_view
-from gradwire_server.runs.views import RunView
 from gradwire_server.series.checks import check_steps, checks
 from gradwire_server.series.windows import stretches
 from gradwire_server.verdict.paying import MIN_CHECKS
 from sqlalchemy import Connection
-from stored_run import StoredRun, steps
+from stored_run import StoredRun, steps, view
 
 HOUR = 3600.0
-
-
-def view(connection: Connection, run: StoredRun) -> RunView:
-    found = run_view(connection, run.id, run.now)
-    assert found is not None
-    return found
 
 
 def begin(run: StoredRun) -> int:

@@ -4,14 +4,10 @@ import pytest
 from gradwire_protocol.coding import validate_record
 from gradwire_protocol.errors import ProtocolError
 from gradwire_protocol.records import GpuFacts, HostWindow, LinkFacts, LinkTest, MachineFacts, NodeFacts
-from gradwire_server.runs.reading import run_view
-from gradwire_server.runs.views import RunView
 from gradwire_server.verdict import reasons
 from msgspec.structs import replace
 from sqlalchemy import Connection
-from stored_run import StoredRun, connection, steps
-
-__all__ = ["connection"]
+from stored_run import StoredRun, steps, view
 
 HOST = HostWindow(
     at=1.0,
@@ -23,12 +19,6 @@ HOST = HostWindow(
     received_bytes=5_000_000,
     num_errors=2,
 )
-
-
-def view(connection: Connection, run: StoredRun) -> RunView:
-    found = run_view(connection, run.id, run.now + 1.0)
-    assert found is not None
-    return found
 
 
 def test_newest_report_of_every_node_is_shown(connection: Connection) -> None:

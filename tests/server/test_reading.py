@@ -7,18 +7,12 @@ from gradwire_protocol.limits import LOST_AFTER_SECONDS, SILENT_AFTER_SECONDS
 from gradwire_protocol.records import AttemptEnded, Event, NodeFacts
 from gradwire_server.database.tables import directives
 from gradwire_server.runs.reading import run_summaries, run_view
-from gradwire_server.runs.views import Measure, RunView
+from gradwire_server.runs.views import Measure
 from gradwire_server.verdict import reasons
 from sqlalchemy import Connection, insert
-from stored_run import BEGIN, StoredRun, metric, steps
+from stored_run import BEGIN, StoredRun, metric, steps, view
 
 HOUR = 3600.0
-
-
-def view(connection: Connection, run: StoredRun, after: float = 1.0, **changes: object) -> RunView:
-    found = run_view(connection, run.id, run.now + after, **changes)  # type: ignore[arg-type]
-    assert found is not None
-    return found
 
 
 def train(run: StoredRun, first: int, count: int, *, spread: float = 0.002, **changes: object) -> None:

@@ -3,17 +3,9 @@
 import pytest
 from gradwire_protocol.records import Matched, Points, Rehearsed
 from gradwire_server.ingest.samples import GRADIENT_MATCH, REPLICAS_EQUAL
-from gradwire_server.runs.reading import run_view
-from gradwire_server.runs.views import RunView
 from gradwire_server.series.points import point_buckets
 from sqlalchemy import Connection
-from stored_run import StoredRun, steps
-
-
-def view(connection: Connection, run: StoredRun) -> RunView:
-    found = run_view(connection, run.id, run.now)
-    assert found is not None
-    return found
+from stored_run import StoredRun, steps, view
 
 
 def matched(step: int, cosine: float, *, epoch: int = 1, worst: str = "body.weight") -> Matched:

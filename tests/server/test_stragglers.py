@@ -2,11 +2,10 @@
 
 import pytest
 from gradwire_protocol.records import NodeFacts, RankSums, StepWindow
-from gradwire_server.runs.reading import run_view
 from gradwire_server.runs.views import StragglerView
 from msgspec.structs import replace
 from sqlalchemy import Connection
-from stored_run import StoredRun, steps
+from stored_run import StoredRun, steps, view
 
 
 def window(first: int, *waits: float | None, first_rank: int = 0) -> StepWindow:
@@ -19,9 +18,7 @@ def window(first: int, *waits: float | None, first_rank: int = 0) -> StepWindow:
 
 
 def straggler(connection: Connection, run: StoredRun) -> StragglerView | None:
-    view = run_view(connection, run.id, run.now + 1)
-    assert view is not None
-    return view.waiting.straggler
+    return view(connection, run).waiting.straggler
 
 
 def run_of(connection: Connection, world_size: int, host: str = "node-00") -> StoredRun:
