@@ -1,5 +1,6 @@
 """Encoding and decoding with the limits applied."""
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -103,6 +104,7 @@ def validate_record(record: Record, *, field: str) -> None:
         check_integers(**{f"{field}.step": record.step, f"{field}.rank": record.rank or 0})
         _check_word(record.kind, field=f"{field}.kind")
         check_text(record.message, field=f"{field}.message")
+        _check_data(record.data, field=f"{field}.data")
     elif isinstance(record, Matched):
         check_integers(**{f"{field}.{name}": getattr(record, name) for name in ("step", "epoch", "num_elements")})
         _check_word(record.codec, field=f"{field}.codec")
@@ -174,6 +176,15 @@ def check_sizes(value: object, *, field: str) -> None:
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             check_sizes(getattr(value, name), field=f"{field}.{name}")
+
+
+def _check_data(data: Mapping[str, object], *, field: str) -> None:
+    """Refuse an event's data over its limits; its numbers may be negative."""
+    _check_length(len(data), field)
+    for name, value in data.items():
+        check_text(name, field=field)
+        if isinstance(value, str):
+            check_text(value, field=f"{field}.{name}")
 
 
 def _check_length(length: int, field: str) -> None:

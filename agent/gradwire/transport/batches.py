@@ -74,7 +74,8 @@ def fit(record: Record) -> Iterator[Record]:
     if isinstance(record, Points):
         yield from _split_points(record)
     elif isinstance(record, Event):
-        yield replace(record, message=_shorten(record.message))
+        data = {name: _shorten(value) if isinstance(value, str) else value for name, value in record.data.items()}
+        yield replace(record, message=_shorten(record.message), data=data)
     elif isinstance(record, Switched):
         yield replace(record, reason=_shorten(record.reason))
     elif isinstance(record, AttemptEnded):
