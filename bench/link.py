@@ -80,8 +80,9 @@ FULL = Effort(steps_per_block=3, least_rounds=3, seconds=60.0)
 BOUNDS = (COMPUTE_ONLY, PLAIN)
 # What can be our best or the best of PyTorch's, and what a target names.
 QUICK = Effort(2, 1, 15.0, (*BOUNDS, f"{TORCH}fp16", f"{TORCH}powersgd rank 1", "int8", "onebit", THIN))
-# Where ranks share hosts, and the cores of one machine; and where there is nothing to gain.
-QUICK_CROSSING = Effort(1, 1, 25.0, (*BOUNDS, "int8", "int8 flat", "int8 hybrid"))
+# Where ranks share hosts, and the cores of one machine, and plain DDP would take most of the time; and where there
+# is nothing to gain.
+QUICK_CROSSING = Effort(1, 1, 25.0, (COMPUTE_ONLY, "int8", "int8 flat", "int8 hybrid"))
 QUICK_UNSHAPED = Effort(3, 3, 14.0, (*BOUNDS, CHOICE))
 
 
@@ -120,11 +121,13 @@ class Measured:
         return [middle(one["step_seconds"]) for one in self.modes[mode]]
 
     def speedups(self, mode: str) -> list[float]:
-        """Return plain DDP's time over the mode's, round by round."""
-        return quotients(self.seconds(PLAIN), self.seconds(mode))
+        """Return plain DDP's time over the mode's, round by round; empty if plain DDP was not run."""
+        return [] if PLAIN not in self.modes else quotients(self.seconds(PLAIN), self.seconds(mode))
 
     def gaps(self, mode: str) -> list[float]:
-        """Return the share of the gap between plain DDP and the limit that the mode closes, round by round."""
+        """Return the share of the gap between plain DDP and the limit that the mode closes, as `speedups`."""
+        if PLAIN not in self.modes:
+            return []
         rounds = zip(self.seconds(PLAIN), self.seconds(mode), self.seconds(COMPUTE_ONLY), strict=True)
         return [(plain - ours) / (plain - limit) for plain, ours, limit in rounds]
 
@@ -256,11 +259,11 @@ def rows_of(measured: Measured) -> list[Row]:
                 "step ms": 1000 * middle(seconds),
                 "± ms": 1000 * half_spread(seconds),
                 "share of limit": middle(quotients(limit, seconds)),
-                "x plain": middle(speedups),
-                "±": half_spread(speedups),
+                "x plain": middle(speedups) if speedups else "",
+                "±": half_spread(speedups) if speedups else "",
                 "wire MB": middle([one["sent_bytes"] for one in blocks]) / 1e6,
                 "codec ms": 1000 * middle(codec) if codec else "",
-                "gap closed": middle(gaps),
+                "gap closed": middle(gaps) if gaps else "",
                 "rounds": len(blocks),
             }
         )

@@ -92,7 +92,8 @@ def losses(records: Sequence[Record]) -> list[str]:
 
 
 def _link_losses(setting: str, rows: Sequence[Row]) -> Iterator[str]:
-    slower = [row for row in rows if _is_ours(row) and row["mode"] != "none" and row["x plain"] < 1]
+    # Where plain DDP was not run nobody is slower than it.
+    slower = [row for row in rows if _is_ours(row) and row["mode"] != "none" and (row["x plain"] or 1) < 1]
     if slower:
         names = ", ".join(f"{row['mode']} ({row['x plain']:.2f} times its speed)" for row in slower)
         yield f"{setting}: slower than plain DDP: {names}."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench import link, ranks
+from bench import link, ranks, report
 from bench.link import LINKS, Measured, Setting
 from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, our_plans
 from bench.ranks import Cluster
@@ -60,6 +60,13 @@ def test_figures_are_medians_of_ratios_within_a_round() -> None:
     assert rows["onebit"]["codec ms"] == pytest.approx(10)
     assert rows[PLAIN]["codec ms"] == ""
     assert rows[COMPUTE_ONLY]["gap closed"] == pytest.approx(1)
+
+
+def test_without_plain_ddp_nothing_is_compared_with_it() -> None:
+    one = measured()
+    rows = link.rows_of(Measured(FAST, {name: blocks for name, blocks in one.modes.items() if name != PLAIN}))
+    assert all(row["x plain"] == row["±"] == row["gap closed"] == "" for row in rows)
+    assert report.losses([{"bench": "link", "rows": rows, "targets": {}}]) == []
 
 
 def test_none_is_not_a_lossy_codec_and_the_best_of_each_side_is_compared() -> None:
