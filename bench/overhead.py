@@ -1,16 +1,19 @@
 """What the agent costs: the same training with the agent off, measuring only, and with everything it does.
 
-Two ranks on this machine train a small byte transformer whose steps take 20 ms or 200 ms. All modes of a comparison
-live in the same processes and take turns, block by block; "measuring, pulse and stream" reports to a real server in
-a process of its own on the same machine, whose work counts too. `traceml-ai` is installed by name into a folder of
-its own and compared with "off" in processes of its own; its patches are taken out of torch while "off" trains, but
-its threads go on, which speaks for it.
+Two ranks on this machine train a small byte transformer. A step of 20 ms or 200 ms computes a quarter of that time
+and waits for the rest, as a training thread waits for its device: other work on the machine then disturbs little
+of it, and what a step costs more is seen. In "busy" steps all of the time is computed, on as many cores as there
+are ranks. Each mode is compared with "off" in the same processes, block by block in turn; "measuring, pulse and
+stream" reports to a real server in a process of its own on the same machine. "torch's own hook" is the
+communication hook of PyTorch that averages as DDP does and no more: what any hook costs. `traceml-ai` is installed
+by name into a folder of its own and compared in processes of its own; its patches are taken out of torch while
+"off" trains, but its threads go on, which speaks for it.
 
 Overhead is the mode's time over that of "off", less one, within each round; the figure is the median over rounds,
-with the interval of 95 % that resampling the rounds gives. "CPU" is the same of the CPU time of rank 0's process,
-which other work on the machine disturbs less; where cores are idle, a part of it costs no time. "own figure" is
-what the agent says of itself on the run's page. Before anything is reported all modes must have trained to the same
-bits, and the server must have the windows.
+with the interval of 95 % that resampling the rounds gives. "CPU" is what the training thread works more, by the
+same rounds, and then what the mode's threads work while it trains alone, both as shares of one core: where no core
+is idle, that is time too. "own figure" is what the agent says of itself on the run's page. Before anything is
+reported both modes must have trained to the same bits, and the server must have the windows.
 """
 
 import json
@@ -23,23 +26,31 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.numbers import middle, quotients
-from bench.overhead_rank import MEASURING, OFF, PEER, STREAMING
+from bench.overhead_rank import HOOK, MEASURING, OFF, PEER, STREAMING, Case
 from bench.ranks import ROOT
 from bench.runner import Result, Row, Target, main
 from examples.demo.service import Server
 
-# Milliseconds of a step: steps of a block, and rounds.
-Plan = dict[str, tuple[int, int]]
-FULL: Plan = {"20": (10, 50), "200": (3, 8)}
-QUICK: Plan = {"20": (10, 20), "200": (2, 4)}
-PEER_FULL: Plan = {"20": (10, 30)}
-PEER_QUICK: Plan = {"20": (10, 12)}
-LIMIT_SECONDS = 400.0
+FULL = (
+    Case("20 ms", HOOK, 20, 10, 100),
+    Case("20 ms", MEASURING, 20, 10, 100),
+    Case("20 ms", STREAMING, 20, 10, 100),
+    Case("200 ms", STREAMING, 200, 3, 20),
+    Case("20 ms, busy", STREAMING, 20, 10, 100, is_busy=True),
+)
+QUICK = (
+    Case("20 ms", MEASURING, 20, 10, 20),
+    Case("20 ms", STREAMING, 20, 10, 20),
+    Case("200 ms", STREAMING, 200, 2, 6),
+)
+PEER_FULL = (Case("20 ms", PEER, 20, 10, 100),)
+PEER_QUICK = (Case("20 ms", PEER, 20, 10, 15),)
+LIMIT_SECONDS = 600.0
 INSTALL_SECONDS = 120.0
 START_SECONDS = 20.0
 
@@ -48,6 +59,9 @@ NUM_RESAMPLES = 4000
 
 # Places in a block's times.
 CLOCK, CPU = 0, 1
+
+# What `bench.overhead_rank` says of one case.
+Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,41 +77,35 @@ class Overhead:
 
 
 def measure(quick: bool) -> Result:
-    """Run both comparisons.
+    """Run all comparisons.
 
     Raises:
         RuntimeError: A rank failed, modes trained to different bits, or the server has no windows.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ours, figures = _run_ours(folder, QUICK if quick else FULL)
-        peer: dict[str, Any] | None = None
+        outcomes = _run_ours(folder, QUICK if quick else FULL)
+        reason = ""
         try:
-            peer, reason = _run_peer(folder, PEER_QUICK if quick else PEER_FULL), ""
+            outcomes += _run_peer(folder, PEER_QUICK if quick else PEER_FULL)
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             reason = str(error).strip().splitlines()[-1]
-    return judge(ours, figures, peer, reason)
+    return judge(outcomes, reason)
 
 
-def judge(
-    ours: dict[str, Any], figures: dict[str, float | None], peer: dict[str, Any] | None, reason: str
-) -> Result:
+def judge(outcomes: Sequence[Outcome], reason: str) -> Result:
     """Return rows and targets.
 
     Args:
-        ours: What rank 0 printed, of "off" and our modes.
-        figures: The agent's own figure by step time.
-        peer: The same of "off" and the peer, None if it could not be measured.
-        reason: Why it could not.
+        outcomes: What rank 0 printed of each case, the agent's own figure added.
+        reason: Why the peer has none, empty if it has.
     """
-    rows = [row for milliseconds in ours for row in _rows(ours, milliseconds, figures.get(milliseconds))]
-    if peer is None:
-        rows.append({**dict.fromkeys(rows[0], ""), "step ms": "20", "mode": f"{PEER}: {reason}"})
-    else:
-        rows += [row for milliseconds in peer for row in _rows(peer, milliseconds, None) if row["mode"] == PEER]
-    at_20, at_200 = overhead(ours["20"], STREAMING), overhead(ours["200"], STREAMING)
-    theirs = overhead(peer["20"], PEER) if peer is not None else None
-    alone = overhead(ours["20"], MEASURING)
+    rows = [row for outcome in outcomes for row in _rows(outcome)]
+    if reason:
+        rows.append({**dict.fromkeys(rows[0], ""), "step": "20 ms", "mode": f"{PEER}: {reason}"})
+    costs = {(one["case"]["name"], one["case"]["mode"]): overhead(one) for one in outcomes}
+    alone, at_20, at_200 = costs["20 ms", MEASURING], costs["20 ms", STREAMING], costs["200 ms", STREAMING]
+    theirs = costs.get(("20 ms", PEER))
     return Result(
         rows=rows,
         targets={
@@ -119,15 +127,17 @@ def judge(
     )
 
 
-def overhead(one: dict[str, Any], mode: str) -> Overhead:
-    """Return what a mode costs beside "off", from ratios within rounds."""
-    return _overhead(one, mode, CLOCK)
+def overhead(outcome: Outcome) -> Overhead:
+    """Return what the case's mode costs beside "off", from ratios within rounds."""
+    mine, off = _blocks(outcome, CLOCK)
+    return _estimate([ratio - 1 for ratio in quotients(mine, off)])
 
 
-def _overhead(one: dict[str, Any], mode: str, which: int) -> Overhead:
-    mine, off = ([block[which] for block in one["rounds"][name]] for name in (mode, OFF))
-    ratios = [ratio - 1 for ratio in quotients(mine, off)]
-    return Overhead(middle(ratios), *interval(ratios))
+def cpu(outcome: Outcome) -> Overhead:
+    """Return what the training thread works more than under "off", as a share of the step."""
+    mine, off = _blocks(outcome, CPU)
+    block_seconds = middle(_blocks(outcome, CLOCK)[1])
+    return _estimate([(one - other) / block_seconds for one, other in zip(mine, off, strict=True)])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -137,40 +147,51 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return medians[int(0.025 * NUM_RESAMPLES)], medians[int(0.975 * NUM_RESAMPLES) - 1]
 
 
-def _rows(outcome: dict[str, Any], milliseconds: str, figure: float | None) -> Iterator[Row]:
-    one = outcome[milliseconds]
-    for mode in one["rounds"]:
-        cost, cpu = (_overhead(one, mode, which) for which in (CLOCK, CPU))
+def _estimate(shares: Sequence[float]) -> Overhead:
+    return Overhead(middle(shares), *interval(shares))
+
+
+def _blocks(outcome: Outcome, which: int) -> tuple[list[float], list[float]]:
+    rounds = outcome["rounds"]
+    mine, off = ([block[which] for block in rounds[name]] for name in (outcome["case"]["mode"], OFF))
+    return mine, off
+
+
+def _rows(outcome: Outcome) -> Iterator[Row]:
+    case, figure = outcome["case"], outcome.get("own_figure")
+    for name, blocks in outcome["rounds"].items():
+        is_off = name == OFF
         yield {
-            "step ms": milliseconds,
-            "mode": mode,
-            "real step ms": 1000 * middle([block[CLOCK] for block in one["rounds"][mode]]) / one["num_steps"],
-            "overhead": "" if mode == OFF else str(cost),
-            "CPU": "" if mode == OFF else str(cpu),
-            "own figure": f"{figure:.2%}" if mode == STREAMING and figure is not None else "",
-            "rounds": len(one["rounds"][mode]),
+            "step": case["name"],
+            "mode": name,
+            "real step ms": 1000 * middle([block[CLOCK] for block in blocks]) / case["steps_per_block"],
+            "overhead": "" if is_off else str(overhead(outcome)),
+            "CPU of training": "" if is_off else str(cpu(outcome)),
+            "CPU of threads": "" if is_off else f"{outcome['threads']:.2%}",
+            "own figure": f"{figure:.2%}" if not is_off and figure is not None else "",
+            "rounds": len(blocks),
         }
 
 
-def _run_ours(folder: Path, steps: Plan) -> tuple[dict[str, Any], dict[str, float | None]]:
+def _run_ours(folder: Path, cases: Sequence[Case]) -> list[Outcome]:
     with Server(folder) as server:
-        outcome = _ranks(
+        outcomes = _ranks(
             {
-                "modes": [OFF, MEASURING, STREAMING],
-                "steps": steps,
+                "cases": [asdict(case) for case in cases],
                 "folder": str(folder / "spool"),
                 "server": server.url,
                 "token": server.ingest_token,
             }
         )
-        for milliseconds, one in outcome.items():
-            if not one["num_delivered"]:
-                raise RuntimeError(f"the server has no window of the steps of {milliseconds} ms")
-        figures = {name: server.run(one["run"])["trust"]["agent_cost"]["value"] for name, one in outcome.items()}
-    return outcome, figures
+        for outcome in outcomes:
+            if outcome["case"]["mode"] == STREAMING:
+                if not outcome["num_delivered"]:
+                    raise RuntimeError(f"the server has no window of {outcome['case']['name']}")
+                outcome["own_figure"] = server.run(outcome["run"])["trust"]["agent_cost"]["value"]
+    return outcomes
 
 
-def _run_peer(folder: Path, steps: Plan) -> dict[str, Any]:
+def _run_peer(folder: Path, cases: Sequence[Case]) -> list[Outcome]:
     place = _install()
     environment = {
         "TRACEML_UI_MODE": "summary",
@@ -180,7 +201,7 @@ def _run_peer(folder: Path, steps: Plan) -> dict[str, Any]:
         "TRACEML_EXPECTED_WORLD_SIZE": "2",
     }
     with _aggregator(place, environment):
-        options = {"modes": [OFF, PEER], "steps": steps, "folder": str(folder), "peer": str(place)}
+        options = {"cases": [asdict(case) for case in cases], "folder": str(folder), "peer": str(place)}
         return _ranks(options, environment)
 
 
@@ -217,7 +238,7 @@ def _aggregator(place: Path, environment: dict[str, str]) -> Iterator[None]:
             process.wait()
 
 
-def _ranks(options: dict[str, Any], environment: dict[str, str] | None = None) -> dict[str, Any]:
+def _ranks(options: dict[str, Any], environment: dict[str, str] | None = None) -> list[Outcome]:
     """Run `bench.overhead_rank` on two ranks and return what rank 0 says."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.Popen(
@@ -238,8 +259,8 @@ def _ranks(options: dict[str, Any], environment: dict[str, str] | None = None) -
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
         raise RuntimeError(f"the ranks ended with exit code {process.returncode}:\n{errors[-4000:]}")
-    outcome: dict[str, Any] = json.loads(lines[-1])
-    return outcome
+    outcomes: list[Outcome] = json.loads(lines[-1])["cases"]
+    return outcomes
 
 
 def _free_port() -> int:

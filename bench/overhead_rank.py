@@ -1,15 +1,16 @@
 """One rank of `bench.overhead`: the same training with and without an agent, block by block in turn.
 
-Rank 0 prints one JSON line: for each step time the block times of every mode by round, on the clock and of the CPU,
-and the run that the streaming agent reported to.
+Rank 0 prints one JSON line: for each case the block times of both modes by round, on the clock and of the training
+thread's CPU, the CPU share of the mode's own threads, and the run that the agent reported to.
 """
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,45 @@ import gradwire
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from bench.truth_rank import without_side_group
 from examples.demo.model import ByteTransformer
 
-OFF, MEASURING, STREAMING, PEER = "off", "measuring", "measuring, pulse and stream", "traceml-ai"
+OFF, HOOK = "off", "torch's own hook"
+MEASURING, STREAMING, PEER = "measuring", "measuring, pulse and stream", "traceml-ai"
 # The demo's byte transformer, small.
 WIDTH, NUM_BLOCKS, LENGTH = 64, 2, 64
 # Before a mode's time counts buckets are dealt out anew, caches fill, and the stream has found its server.
-LEAST_WARM_STEPS, WARM_SECONDS = 6, 0.6
+LEAST_WARM_STEPS, WARM_SECONDS = 6, 1.0
 CALIBRATION_BATCH = 4
+# Of a step that waits as for a device, what its ranks compute.
+COMPUTED_SHARE = 0.25
+# What a mode's threads take is counted while it trains alone for so long.
+STRETCH_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison with "off"."""
+
+    name: str
+    mode: str
+    # Of a step.
+    milliseconds: float
+    steps_per_block: int
+    num_rounds: int
+    # Whether the whole step is computed; otherwise most of it is waited for, as for a device.
+    is_busy: bool = False
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to run, from the command line."""
 
-    modes: list[str]
-    # Milliseconds of a step, and for each the steps of a block and the number of rounds.
-    steps: dict[str, tuple[int, int]]
+    cases: list[dict[str, Any]]
     folder: str
     server: str = ""
     token: str = ""
@@ -53,20 +72,32 @@ class Mode:
     ddp: DistributedDataParallel
     optimizer: torch.optim.Optimizer
     session: gradwire.Session | None = None
+    # Of the kernel, those that came with the mode.
+    threads: set[int] = field(default_factory=set)
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     in_step: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = field(
         default=lambda _module: contextlib.nullcontext()
     )
 
-    def step(self, batch: Tensor) -> None:
+    def step(self, work: "Work") -> None:
         """Run one training step."""
+        batch = work.batch
         with self.in_step(self.ddp.module):
+            time.sleep(work.wait_seconds)
             self.optimizer.zero_grad()
             loss = self.ddp.module.loss(self.ddp(batch), batch)
             loss.backward()
             self.optimizer.step()
         if self.session is not None:
             self.session.step(loss=loss, samples=len(batch))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every step does: waits, then computes [B, LENGTH] bytes."""
+
+    wait_seconds: float
+    batch: Tensor
 
 
 class Patches:
@@ -103,18 +134,21 @@ class Patches:
             setattr(owner, name, function)
 
 
-def make_mode(name: str, settings: Settings, patches: Patches, milliseconds: str) -> Mode:
+def make_mode(name: str, settings: Settings, patches: Patches, run: str) -> Mode:
     """Make a mode with a model of its own; all ranks make theirs in the same order."""
     torch.manual_seed(0)
+    before = threads()
     module = ByteTransformer(width=WIDTH, num_blocks=NUM_BLOCKS, length=LENGTH, num_heads=4)
     ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
     mode = Mode(name, ddp, torch.optim.SGD(ddp.parameters(), lr=1e-4))
     arguments: dict[str, Any] = {
         "optimizer": mode.optimizer,
         "spool": Path(settings.folder),
-        "run": f"{milliseconds} ms",
+        "run": run,
     }
-    if name == MEASURING:
+    if name == HOOK:
+        ddp.register_comm_hook(None, allreduce_hook)
+    elif name == MEASURING:
         with without_side_group():
             mode.session = gradwire.attach(ddp, **arguments)
     elif name == STREAMING:
@@ -123,16 +157,33 @@ def make_mode(name: str, settings: Settings, patches: Patches, milliseconds: str
         import traceml_ai
 
         mode.around, mode.in_step = patches.inside, traceml_ai.trace_step
+    mode.threads = threads() - before
     return mode
 
 
-def start_peer(settings: Settings, patches: Patches) -> None:
-    """Let the peer put its patches into torch and start its threads.
+def threads() -> set[int]:
+    """Return the kernel's numbers of this process's threads."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def cpu_seconds(numbers: set[int]) -> float:
+    """Return the CPU time of these threads, of those that have ended none."""
+    seconds = 0.0
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            # Nanoseconds on a CPU come first.
+            seconds += int(Path(f"/proc/self/task/{number}/schedstat").read_text().split()[0]) / 1e9
+    return seconds
+
+
+def start_peer(settings: Settings, patches: Patches) -> set[int]:
+    """Let the peer put its patches into torch and start its threads, and return these.
 
     Raises:
         RuntimeError: It did not; measuring it would mean nothing.
     """
     # Last, so that of what both need the versions of this environment are used.
+    before = threads()
     sys.path.append(settings.peer)
     import traceml_ai
     from traceml_ai.runtime.arming import is_tracing_armed
@@ -141,21 +192,29 @@ def start_peer(settings: Settings, patches: Patches) -> None:
     if not is_tracing_armed():
         raise RuntimeError("traceml-ai did not begin to trace")
     patches.take_out()
+    return threads() - before
 
 
-def calibrated(mode: Mode, milliseconds: float) -> Tensor:
-    """Return a batch with which a step takes about that long, equally large on all ranks."""
-    size = CALIBRATION_BATCH
+def calibrated(mode: Mode, case: Case) -> Work:
+    """Return what a step has to do to take about as long as the case says, the same on all ranks."""
+    seconds = case.milliseconds / 1000
+    wanted = seconds if case.is_busy else COMPUTED_SHARE * seconds
+    work = Work(0.0, text(CALIBRATION_BATCH))
     for _ in range(3):
-        batch = text(size)
-        mode.step(batch)
-        began = time.perf_counter()
-        for _ in range(4):
-            mode.step(batch)
-        took = torch.tensor((time.perf_counter() - began) / 4)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        size = max(1, int(size * milliseconds / 1000 / float(took)))
-    return text(size)
+        size = len(work.batch) * wanted / step_seconds(mode, work)
+        work = Work(0.0, text(max(1, int(size))))
+    return work if case.is_busy else Work(max(0.0, seconds - step_seconds(mode, work)), work.batch)
+
+
+def step_seconds(mode: Mode, work: Work) -> float:
+    """Return what a step takes on the slowest rank."""
+    mode.step(work)
+    began = time.perf_counter()
+    for _ in range(4):
+        mode.step(work)
+    took = torch.tensor((time.perf_counter() - began) / 4)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
 
 
 def text(size: int) -> Tensor:
@@ -163,57 +222,69 @@ def text(size: int) -> Tensor:
     return torch.randint(0, 256, (size, LENGTH))
 
 
-def block(mode: Mode, batch: Tensor, num_steps: int) -> tuple[float, float]:
+def block(mode: Mode, work: Work, num_steps: int) -> tuple[float, float]:
     """Run one block of a mode; return its seconds, from all ranks' start to the last one's end, and of the CPU."""
     with mode.around():
-        mode.step(batch)
+        mode.step(work)
         dist.barrier()
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         for _ in range(num_steps):
-            mode.step(batch)
+            mode.step(work)
         dist.barrier()
-        return time.perf_counter() - began, time.process_time() - cpu_began
+        return time.perf_counter() - began, time.thread_time() - cpu_began
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """Measure every step time, all modes in turn."""
-    patches = Patches()
-    if PEER in settings.modes:
-        start_peer(settings, patches)
-    outcome: dict[str, Any] = {}
-    for milliseconds, (num_steps, num_rounds) in settings.steps.items():
-        batch = calibrated(make_mode(OFF, settings, patches, milliseconds), float(milliseconds))
-        modes = [make_mode(name, settings, patches, milliseconds) for name in settings.modes]
-        for mode in modes:
-            with mode.around():
-                for _ in range(max(LEAST_WARM_STEPS, int(1000 * WARM_SECONDS / float(milliseconds)))):
-                    mode.step(batch)
-        rounds: dict[str, list[tuple[float, float]]] = {mode.name: [] for mode in modes}
-        for index in range(num_rounds):
-            first = index % len(modes)
-            # Every mode follows a different one in each round.
-            for mode in modes[first:] + modes[:first]:
-                rounds[mode.name].append(block(mode, batch, num_steps))
-        outcome[milliseconds] = {"rounds": rounds, "num_steps": num_steps, "run": "", "num_delivered": 0}
-        for mode in modes:
-            if mode.session is not None:
-                summary = mode.session.close()
-                if mode.name == STREAMING and summary is not None:
-                    outcome[milliseconds].update(run=mode.session.run_id, num_delivered=summary.num_delivered)
-        check_equal(modes)
+def stretch(mode: Mode, work: Work, num_steps: int) -> float:
+    """Train so many steps without a break and return the share of a core that the mode's own threads take."""
+    with mode.around():
+        began, cpu_began = time.perf_counter(), cpu_seconds(mode.threads)
+        for _ in range(num_steps):
+            mode.step(work)
+        return (cpu_seconds(mode.threads) - cpu_began) / (time.perf_counter() - began)
+
+
+def compare(case: Case, settings: Settings, patches: Patches, peer_threads: set[int]) -> dict[str, Any]:
+    """Measure one case, both modes in turn."""
+    off = make_mode(OFF, settings, patches, case.name)
+    work = calibrated(off, case)
+    off = make_mode(OFF, settings, patches, case.name)
+    mode = make_mode(case.mode, settings, patches, case.name)
+    mode.threads |= peer_threads
+    num_warm, num_alone = (
+        max(LEAST_WARM_STEPS, int(1000 * seconds / case.milliseconds))
+        for seconds in (WARM_SECONDS, STRETCH_SECONDS)
+    )
+    for one in (off, mode):
+        stretch(one, work, num_warm)
+    rounds: dict[str, list[tuple[float, float]]] = {OFF: [], mode.name: []}
+    for index in range(case.num_rounds):
+        for one in (off, mode) if index % 2 else (mode, off):
+            rounds[one.name].append(block(one, work, case.steps_per_block))
+    check_equal(off, mode)
+    outcome = {"case": asdict(case), "rounds": rounds, "threads": stretch(mode, work, num_alone)}
+    if mode.session is not None:
+        summary = mode.session.close()
+        outcome |= {"run": mode.session.run_id, "num_delivered": summary.num_delivered if summary else 0}
     return outcome
 
 
-def check_equal(modes: list[Mode]) -> None:
-    """Check that every mode has trained the same model to the same bits.
+def run(settings: Settings) -> dict[str, Any]:
+    """Measure every case."""
+    patches = Patches()
+    peer_threads = start_peer(settings, patches) if settings.peer else set()
+    cases = [compare(Case(**case), settings, patches, peer_threads) for case in settings.cases]
+    return {"cases": cases}
+
+
+def check_equal(off: Mode, mode: Mode) -> None:
+    """Check that both modes have trained the same model to the same bits.
 
     Raises:
-        RuntimeError: Names a mode that has not.
+        RuntimeError: They have not.
     """
-    weights = [torch.cat([one.detach().reshape(-1) for one in mode.ddp.parameters()]) for mode in modes]
-    for mode, vector in zip(modes[1:], weights[1:], strict=True):
-        if not torch.equal(vector, weights[0]) or not bool(vector.isfinite().all()):
-            raise RuntimeError(f"{mode.name}: the weights are not those that the others have")
+    one, other = (torch.cat([p.detach().reshape(-1) for p in each.ddp.parameters()]) for each in (off, mode))
+    if not torch.equal(one, other) or not bool(one.isfinite().all()):
+        raise RuntimeError(f"{mode.name}: the weights are not those without it")
 
 
 def main() -> None:

@@ -267,12 +267,17 @@ class Trial:
         """Add what follows from the link, and from when all ranks' buckets were there: clocks are one machine's."""
         everybody: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, [(truth.first, truth.last) for truth in self._truths])
-        scenario = self._scenario
-        scale = 1 / 4 if scenario.encode else 1.0
-        # A pause refills what may pass at once; the second bucket follows the first without one.
-        first = self._seconds_on_link(scale * scenario.first_bytes, self._settings.burst)
-        left = max(0.0, self._settings.burst - scale * scenario.first_bytes)
-        second = self._seconds_on_link(scale * scenario.second_bytes, left)
+        scenario, burst = self._scenario, self._settings.burst
+        if scenario.encode:
+            # Bytes instead of floats, in two hops; the codec works before each, and refills what may pass at once.
+            first, second = (
+                2 * self._seconds_on_link(num_bytes / 4 / 2, burst)
+                for num_bytes in (scenario.first_bytes, scenario.second_bytes)
+            )
+        else:
+            # The second bucket follows the first without a pause.
+            first = self._seconds_on_link(scenario.first_bytes, burst)
+            second = self._seconds_on_link(scenario.second_bytes, max(0.0, burst - scenario.first_bytes))
         for truth, ready in zip(self._truths, zip(*everybody, strict=True), strict=True):
             truth.add_exchange(ready, first, second)
 

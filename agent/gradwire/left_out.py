@@ -2,9 +2,6 @@
 
 from torch import nn
 
-# Steps between two looks: a look at each frozen parameter costs about 50 ns.
-LOOK_EVERY = 8
-
 
 class LeftOut:
     """Finds them: DDP never averages their gradients, so the ranks drift apart without a word."""
@@ -12,10 +9,8 @@ class LeftOut:
     def __init__(self, module: nn.Module) -> None:
         self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
 
-    def look(self, step: int) -> str:
-        """Return what is wrong since the last look, empty if nothing is."""
-        if step % LOOK_EVERY:
-            return ""
+    def look(self) -> str:
+        """Return what is wrong since the last look, empty if nothing is. Cost: 50 ns for each frozen parameter."""
         names = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
         for name in names:
             del self._frozen[name]

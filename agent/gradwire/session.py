@@ -31,6 +31,8 @@ log = logging.getLogger("gradwire")
 
 # A dead server must not hold up the end of training longer than this, seconds.
 CLOSE_SECONDS = 5.0
+# Steps between two looks at what hardly ever happens.
+_LOOK_EVERY = 8
 
 
 class Session:
@@ -97,42 +99,48 @@ class Session:
             samples: Training samples of this rank in the step.
             tokens: Tokens of this rank in the step.
         """
-        with self._guarded("step"):
-            began = time.perf_counter()
-            steering = self._steering
-            if loss is not None:
-                self._losses.note(steering.step, loss, float(samples or tokens or 1))
-            step, is_traced = steering.step, self._phases.is_traced
-            epoch, codec = steering.epoch, steering.codec
-            is_settling, is_check = steering.is_settling, steering.is_check
-            steering.step += 1
-            marks, syncs, end = self._phases.take(traces_next=steering.traces)
-            trace = StepTrace(
-                step=step,
-                epoch=epoch,
-                codec=codec,
-                is_settling=is_settling,
-                marks=marks,
-                end=end,
-                started_at=self._step_started_at,
-                agent_seconds=steering.agent_seconds,
-                samples=int(samples),
-                tokens=int(tokens),
-                syncs=syncs,
-                is_check=is_check,
-                is_traced=is_traced,
-            )
-            self._step_started_at = time.time()
-            self._recorder.add(trace)
-            self._warn_of_left_out(step)
-            if jumped := self._wall_clock.jump(step, self._membership.rank):
-                self._outlet.on_event(jumped)
-            steering.agent_seconds = time.perf_counter() - began
-            # It keeps to a share of its own, which is no reason to trace fewer steps.
-            self._rehearsal.run(self._phases, step)
+        try:
+            self._end_step(loss, samples, tokens)
+        except Exception as error:
+            self._complain("step", error)
 
-    def _warn_of_left_out(self, step: int) -> None:
-        problem = self._left_out.look(step)
+    def _end_step(self, loss: Any, samples: int, tokens: int) -> None:
+        began = time.perf_counter()
+        steering = self._steering
+        if loss is not None:
+            self._losses.note(steering.step, loss, float(samples or tokens or 1))
+        step, is_traced = steering.step, self._phases.is_traced
+        epoch, codec = steering.epoch, steering.codec
+        is_settling, is_check = steering.is_settling, steering.is_check
+        steering.step += 1
+        marks, syncs, end = self._phases.take(traces_next=steering.traces)
+        trace = StepTrace(
+            step=step,
+            epoch=epoch,
+            codec=codec,
+            is_settling=is_settling,
+            marks=marks,
+            end=end,
+            started_at=self._step_started_at,
+            agent_seconds=steering.agent_seconds,
+            samples=int(samples),
+            tokens=int(tokens),
+            syncs=syncs,
+            is_check=is_check,
+            is_traced=is_traced,
+        )
+        self._step_started_at = time.time()
+        self._recorder.add(trace)
+        if step % _LOOK_EVERY == 0:
+            self._look_around(step)
+        steering.agent_seconds = time.perf_counter() - began
+        # It keeps to a share of its own, which is no reason to trace fewer steps.
+        self._rehearsal.run(self._phases, step)
+
+    def _look_around(self, step: int) -> None:
+        if jumped := self._wall_clock.jump(step, self._membership.rank):
+            self._outlet.on_event(jumped)
+        problem = self._left_out.look()
         # All ranks unfreeze alike; one of them says so.
         if problem and self._membership.rank == 0:
             log.warning("gradwire: %s", problem)
@@ -236,7 +244,10 @@ class Session:
         try:
             yield
         except Exception as error:
-            kind = f"{what}: {type(error).__name__}"
-            if kind not in self._complaints:
-                self._complaints.add(kind)
-                log.exception("gradwire: %s failed; training is not affected", what)
+            self._complain(what, error)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        kind = f"{what}: {type(error).__name__}"
+        if kind not in self._complaints:
+            self._complaints.add(kind)
+            log.exception("gradwire: %s failed; training is not affected", what)

@@ -1,6 +1,6 @@
 """Buckets: flat tensors that hold the gradients of several parameters one after the other."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,17 +43,37 @@ class BucketShape:
         return [self.index, str(self.dtype), [[slot.name, slot.numel] for slot in self.slots]]
 
 
-@dataclass(slots=True)
 class BucketView:
     """A bucket that is ready to be averaged, in the exchange's own terms."""
 
-    index: int
-    is_last: bool
-    # [numel], or whatever layout the framework uses for gradients that are not dense.
-    buffer: Tensor
-    parameters: Sequence[Tensor]
-    # Which parameters' gradients already lay in the buffer before backward, None if that makes no difference.
-    kept: Sequence[bool] | None = None
+    __slots__ = ("_parameters", "buffer", "index", "is_last", "kept")
+
+    def __init__(
+        self,
+        index: int,
+        is_last: bool,
+        buffer: Tensor,
+        parameters: Sequence[Tensor] | Callable[[], Sequence[Tensor]],
+        kept: Sequence[bool] | None = None,
+    ) -> None:
+        """Describe a bucket.
+
+        Args:
+            index: Its place in the step's order.
+            is_last: Whether it ends the step.
+            buffer: [numel], or whatever layout the framework uses for gradients that are not dense.
+            parameters: Whose gradients it holds, or who tells, since to ask the framework takes its time.
+            kept: Which gradients lay in the buffer before backward already, None if that is all one.
+        """
+        self.index, self.is_last, self.buffer, self.kept = index, is_last, buffer, kept
+        self._parameters = parameters
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """Whose gradients the buffer holds, in its order."""
+        if callable(self._parameters):
+            self._parameters = self._parameters()
+        return self._parameters
 
 
 class BucketBook:

@@ -22,7 +22,7 @@ from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.match import Matches
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import GuardedObserver, Observer, finisher
-from gradwire_compression.plain import average_plainly
+from gradwire_compression.plain import average_plainly, average_unseen
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, SwitchReport
 from gradwire_compression.pricing import Pricing, measure_links
@@ -287,7 +287,10 @@ class Exchange:
     def _average(self, view: BucketView) -> Future[Tensor]:
         if view.index == 0:
             self._begin_sync()
-        self._observer.bucket_ready(view)
+        if self._observer.watches_buckets:
+            self._observer.bucket_ready(view)
+        elif self._active.codec is None and self._flush is None and view.kept is None:
+            return average_unseen(view, self._group, self.world_size, self._observer)
         # What the observer did before anything was sent is not the bucket's time.
         ready = self._clock()
         shape = self._book.shape_of(view)
@@ -328,20 +331,18 @@ class Exchange:
         self._drain()
         self._move_out(shape.index)
         is_dense = not buffer.is_sparse and buffer.is_contiguous() and shape.numel == buffer.numel()
-        bucket = self._active.build(shape, is_dense)
-        if bucket is not None:
+        if (bucket := self._active.build(shape, is_dense)) is not None:
             bucket.load(self._waiting.worker, self._waiting.owners)
         else:
             self._flush_exact(is_partial=True)
 
     def _start_exact(self, view: BucketView, shape: BucketShape, ready: float) -> Future[Tensor]:
-        finish = self._finishing(view, ready)
-        return average_plainly(view, shape.slots, self._flush, self._group, self.world_size, finish)
+        slots, finish = shape.slots, self._finishing(view, ready)
+        return average_plainly(view, slots, self._flush, self._group, self.world_size, finish)
 
     def _start_lossy(self, view: BucketView, bucket: LossyBucket, ready: float) -> Future[Tensor]:
         assert self._lane is not None
         flush, buffer, finish = self._flush, view.buffer, self._finishing(view, ready)
-
         is_sampled, num_buckets = self._matches.wants(self._num_syncs), self._book.num_buckets
 
         def job() -> Tensor:

@@ -54,6 +54,13 @@ class Observer(Protocol):
     `begin_sync`, which fails the backward pass.
     """
 
+    @property
+    def watches_buckets(self) -> bool:
+        """Whether `bucket_ready` and `bucket_done` are called in this step; the same from `begin_sync` to its end.
+
+        A step that nobody watches and that compresses nothing is averaged without a look at its buckets.
+        """
+
     def begin_sync(self) -> None:
         """Called in the hook of bucket 0 before anything of this step is sent; may call `Exchange.switch`."""
 
@@ -81,6 +88,8 @@ class Observer(Protocol):
 
 class Silence:
     """The observer of nobody."""
+
+    watches_buckets = True
 
     def begin_sync(self) -> None:
         """Do nothing."""
@@ -113,6 +122,11 @@ class GuardedObserver:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._logged: set[str] = set()
+
+    @property
+    def watches_buckets(self) -> bool:
+        """Forward."""
+        return self._observer.watches_buckets
 
     def begin_sync(self) -> None:
         """Forward."""
@@ -174,6 +188,8 @@ def finisher(
         ready: Stamp of the hook's call.
     """
     step, index, num_bytes = bucket
+    if not observer.watches_buckets:
+        return _nobody_is_told
 
     def finish(wire_bytes: int, codec: Sequence[tuple[float, float, str]] = ()) -> None:
         done = clock()
@@ -181,3 +197,7 @@ def finisher(
         observer.bucket_done(BucketTiming(*timing))
 
     return finish
+
+
+def _nobody_is_told(_wire_bytes: int, _codec: Sequence[tuple[float, float, str]] = ()) -> None:
+    """Stand in for `finish` where nobody watches."""

@@ -10,6 +10,24 @@ from torch.futures import Future
 from gradwire_compression.buckets import BucketView, Slot
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.flush import Flush
+from gradwire_compression.observer import GuardedObserver
+
+
+def average_unseen(
+    view: BucketView, group: ProcessGroup | None, world_size: int, observer: GuardedObserver
+) -> Future[Tensor]:
+    """Start averaging a bucket that nobody watches, without a look at what it holds.
+
+    Args:
+        view: As for `average_plainly`; none of its gradients is kept.
+        group: The framework's own group.
+        world_size: Ranks in the group.
+        observer: Told of the step's end.
+    """
+    future = start_exact(view.buffer, group, world_size).get_future().then(_only_one)
+    if view.is_last:
+        observer.end_sync()
+    return future
 
 
 def average_plainly(
@@ -40,7 +58,7 @@ def average_plainly(
     wire_bytes = exact_wire_bytes(summed.numel() * summed.element_size(), world_size)
 
     def finish(future: Future[list[Tensor]]) -> Tensor:
-        result = future.value()[0]
+        result = _only_one(future)
         if flush is not None:
             flush.settle(result, slots)
             result = buffer.copy_(result)
@@ -48,3 +66,7 @@ def average_plainly(
         return result
 
     return work.get_future().then(finish)
+
+
+def _only_one(future: Future[list[Tensor]]) -> Tensor:
+    return future.value()[0]

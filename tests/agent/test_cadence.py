@@ -17,12 +17,12 @@ def run(cadence: Cadence, step_seconds: float, num_syncs: int) -> list[int]:
 
 
 def test_long_steps_carry_a_pulse_each():
-    assert run(Cadence(), 0.4, 6) == [1, 2, 3, 4, 5, 6]
+    assert run(Cadence(), 0.6, 6) == [1, 2, 3, 4, 5, 6]
 
 
-def test_short_steps_carry_a_pulse_every_fifth_of_a_second():
+def test_short_steps_carry_a_pulse_twice_a_second():
     pulses = run(Cadence(), 0.02, 200)
-    assert pulses[-1] - pulses[-2] in (10, 11)
+    assert pulses[-1] - pulses[-2] in (25, 26)
 
 
 def test_one_long_pause_does_not_change_the_interval_much():
@@ -30,8 +30,7 @@ def test_one_long_pause_does_not_change_the_interval_much():
     for tick in range(100):
         cadence.tick(1 + tick * 0.1)
     cadence.tick(5000.0)
-    assert cadence.wanted_interval() in (1, 2)
-    assert cadence.wanted_interval() * 0.1 >= 0.1
+    assert cadence.wanted_interval() in (4, 5)
 
 
 def test_windows_close_once_a_second():
@@ -45,4 +44,4 @@ def test_pulses_become_rarer_with_the_stride_up_to_a_second():
     for index in range(10):
         cadence.tick(0.02 * index)
     intervals = [cadence.wanted_interval(stride) for stride in (1, 2, 4, 8, 64)]
-    assert intervals == pytest.approx([10, 20, 40, 50, 50], abs=1)
+    assert intervals == pytest.approx([25, 50, 50, 50, 50], abs=1)

@@ -37,14 +37,16 @@ def test_different_epochs_or_plans_are_seen(other):
     assert not agree(LEADER, other).has_equal_plans
 
 
-def test_the_largest_revision_and_the_strongest_rollback_win():
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_the_largest_revision_and_the_strongest_rollback_win(ranks):
+    weaker, stronger = ranks
     agreement = agree(
-        Facts(newest_revision=7, rollback=LOCAL_ROLLBACK, rollback_rank=0),
-        Facts(rollback=GUARD_ROLLBACK, rollback_rank=1),
+        Facts(newest_revision=7, rollback=LOCAL_ROLLBACK, rollback_rank=weaker),
+        Facts(rollback=GUARD_ROLLBACK, rollback_rank=stronger),
     )
     assert agreement.newest_revision == 7
     assert agreement.rollback == GUARD_ROLLBACK
-    assert agreement.rollback_rank == 1
+    assert agreement.rollback_rank == stronger
 
 
 def test_one_flag_is_enough():

@@ -1,45 +1,51 @@
 """What `bench.overhead` makes of block times."""
 
 import random
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from bench import overhead
-from bench.overhead_rank import MEASURING, OFF, PEER, STREAMING
+from bench.overhead_rank import MEASURING, OFF, PEER, STREAMING, Case
 
 
-def blocks(num_rounds: int, **costs: float) -> dict[str, Any]:
-    """Blocks of 0.2 s that the whole machine's noise stretches, and each mode its own cost."""
+def outcome(name: str, mode: str, cost: float, num_rounds: int = 30) -> dict[str, Any]:
+    """Blocks of 0.2 s that the whole machine's noise stretches, and the mode its own cost."""
     chance = random.Random(1)
-    names = {"off": OFF, "measuring": MEASURING, "streaming": STREAMING, "peer": PEER}
-    rounds: dict[str, list[tuple[float, float]]] = {names[name]: [] for name in costs}
+    rounds: dict[str, list[tuple[float, float]]] = {OFF: [], mode: []}
     for _ in range(num_rounds):
         noise = 1 + chance.random()
-        for name, cost in costs.items():
-            seconds = 0.2 * noise * (1 + cost) * (1 + 0.002 * chance.gauss(0, 1))
-            rounds[names[name]].append((seconds, seconds / 2))
-    return {"rounds": rounds, "num_steps": 10, "run": "", "num_delivered": 1}
+        for each, share in ((OFF, 0.0), (mode, cost)):
+            seconds = 0.2 * noise * (1 + share) * (1 + 0.002 * chance.gauss(0, 1))
+            rounds[each].append((seconds, seconds / 4))
+    return {"case": asdict(Case(name, mode, 20, 10, num_rounds)), "rounds": rounds, "threads": 0.0042}
 
 
-def ours(at_20: float, at_200: float) -> dict[str, Any]:
-    return {
-        "20": blocks(30, off=0, measuring=at_20 / 2, streaming=at_20),
-        "200": blocks(30, off=0, measuring=at_200 / 2, streaming=at_200),
-    }
+def ours(at_20: float, at_200: float) -> list[dict[str, Any]]:
+    return [
+        outcome("20 ms", MEASURING, at_20 / 2),
+        {**outcome("20 ms", STREAMING, at_20), "own_figure": 0.0081},
+        outcome("200 ms", STREAMING, at_200),
+    ]
 
 
 def missed(at_20: float, at_200: float, peer: float | None) -> set[str]:
-    theirs = None if peer is None else {"20": blocks(30, off=0, peer=peer)}
-    targets = overhead.judge(ours(at_20, at_200), {"20": 0.008}, theirs, "no such package").targets
+    theirs = [] if peer is None else [outcome("20 ms", PEER, peer)]
+    targets = overhead.judge([*ours(at_20, at_200), *theirs], "" if theirs else "no such package").targets
     return {name for name, target in targets.items() if not target.ok}
 
 
-def test_noise_that_all_modes_meet_does_not_count() -> None:
-    cost = overhead.overhead(blocks(40, off=0, streaming=0.02), STREAMING)
+def test_noise_that_both_modes_meet_does_not_count() -> None:
+    cost = overhead.overhead(outcome("20 ms", STREAMING, 0.02, num_rounds=40))
     assert cost.value == pytest.approx(0.02, abs=0.002)
     assert cost.low < 0.02 < cost.high
     assert cost.high - cost.low < 0.005
+
+
+def test_cpu_time_is_a_share_of_the_step_and_not_of_itself() -> None:
+    noisy = outcome("20 ms", STREAMING, 0.2)
+    assert overhead.cpu(noisy).value == pytest.approx(0.2 / 4, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +63,12 @@ def test_targets(at_20: float, at_200: float, peer: float | None, wanted: set[st
 
 
 def test_a_peer_that_could_not_be_measured_says_why_in_its_row() -> None:
-    result = overhead.judge(ours(0.005, 0.0), {}, None, "no such package")
+    result = overhead.judge(ours(0.005, 0.0), "no such package")
     assert result.rows[-1]["mode"] == "traceml-ai: no such package"
     assert {tuple(row) for row in result.rows} == {tuple(result.rows[0])}
 
 
 def test_the_agents_own_figure_stands_beside_what_was_measured() -> None:
-    rows = overhead.judge(ours(0.005, 0.0), {"20": 0.0081}, None, "").rows
+    rows = overhead.judge(ours(0.005, 0.0), "").rows
     assert [row["own figure"] for row in rows if row["mode"] == STREAMING] == ["0.81%", ""]
+    assert [row["CPU of threads"] for row in rows if row["mode"] == OFF] == ["", "", ""]

@@ -14,6 +14,8 @@ DENSE = tuple(codec for codec in CODECS if codec != "topk")
 class Script:
     """An observer that switches at given steps and keeps all it is told."""
 
+    watches_buckets = True
+
     def __init__(self, switches=()):
         # Step -> (plan, "carry" or "drop").
         self.switches = dict(switches)

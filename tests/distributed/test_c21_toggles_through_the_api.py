@@ -13,7 +13,16 @@ import torch
 import torch.distributed as dist
 from distributed.hooked import CODECS
 from distributed.ranks import run_ranks
-from distributed.training import attach, batch, changes, flat, make_model, random_delay, train_step
+from distributed.training import (
+    attach,
+    batch,
+    changes,
+    flat,
+    make_model,
+    pulse_with_every_exchange,
+    random_delay,
+    train_step,
+)
 from gradwire_protocol import routes
 from server_process import ServerProcess, server  # noqa: F401 (a fixture)
 
@@ -25,6 +34,8 @@ NUM_TOGGLES = 200
 def _train(rank: int, world_size: int, folder: str, url: str, token: str, cut_rank: int) -> tuple[Any, ...]:
     # Every rank is a node of its own, so that each has its own link to the server.
     os.environ["GROUP_RANK"] = str(rank)
+    # More changes than one in half a second are applied.
+    pulse_with_every_exchange()
     ddp, optimizer = make_model()
     reachable = url if rank != cut_rank else "http://127.0.0.1:9"
     session = attach(ddp, optimizer, folder, server=reachable, token=token, run="toggled")

@@ -15,7 +15,31 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(33, 65), nn.ReLU(), nn.Linear(65, 70), nn.ReLU(), nn.Linear(70, 5))
 
 
-def _train(rank, world_size, as_view, set_to_none, with_hook):
+class _EveryOther(Silence):
+    """Watches the buckets of every other step."""
+
+    def __init__(self):
+        self.num_begun = self.num_ended = 0
+        self.steps = set()
+
+    @property
+    def watches_buckets(self):
+        return self.num_begun % 2 == 1
+
+    def begin_sync(self):
+        self.num_begun += 1
+
+    def end_sync(self):
+        self.num_ended += 1
+
+    def bucket_ready(self, view):
+        self.steps.add(self.num_begun)
+
+    def bucket_done(self, timing):
+        self.steps.add(timing.step)
+
+
+def _train(rank, world_size, as_view, set_to_none, with_hook, observer=None):
     model = DistributedDataParallel(_model(), bucket_cap_mb=0.01, gradient_as_bucket_view=as_view)
     if with_hook:
         exchange = Exchange(
@@ -23,7 +47,7 @@ def _train(rank, world_size, as_view, set_to_none, with_hook):
             model.process_group,
             plan=Plan(),
             optimizer_class="SGD",
-            observer=Silence(),
+            observer=observer or Silence(),
         )
         ddp.attach_ddp(model, exchange)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -51,3 +75,18 @@ def _train_both(rank, world_size, as_view, set_to_none):
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_none_is_bit_equal_to_plain_ddp(world_size, as_view, set_to_none):
     assert run_ranks(world_size, _train_both, as_view, set_to_none) == [True] * world_size
+
+
+def _train_half_watched(rank, world_size, as_view):
+    observer = _EveryOther()
+    plain = _train(rank, world_size, as_view, True, with_hook=False)
+    hooked = _train(rank, world_size, as_view, True, with_hook=True, observer=observer)
+    is_equal = all(torch.equal(one, other) for one, other in zip(plain, hooked, strict=True))
+    return is_equal, observer.num_ended, observer.steps
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("as_view", [False, True])
+def test_steps_that_nobody_watches_are_averaged_alike_and_told_of_nobody(world_size, as_view):
+    outcome = run_ranks(world_size, _train_half_watched, as_view)
+    assert outcome == [(True, 6, {1, 3, 5})] * world_size

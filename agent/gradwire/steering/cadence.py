@@ -2,8 +2,9 @@
 
 import math
 
-# A pulse costs 0.6 to 1.3 ms of CPU per rank; five a second are not measurable.
-PULSE_SECONDS = 0.2
+# A pulse costs some 2 ms where its ranks share cores with all else that they do: five a second were 1 % of the time
+# and more, two are less than half a per cent and still switch within half a second.
+PULSE_SECONDS = 0.5
 WINDOW_SECONDS = 1.0
 
 # Weight of the newest exchange in the running mean of the time between exchanges.

@@ -47,6 +47,10 @@ class Budget:
 
     def tick(self, now: float, codec: str, *, is_checking: bool) -> None:
         """Note that an exchange begins at `now`, monotonic seconds, with `codec`, "none" if exact."""
+        if codec == "none" and not is_checking:
+            # Nothing is spent, and there is nothing to compare with.
+            self._last, self._num_compressed = None, 0
+            return
         kind = "" if is_checking else codec
         if self._last is not None:
             self._spend(now - self._last[0], self._last[1])
@@ -74,7 +78,7 @@ class Budget:
         self._means[kind] = blended(mean, seconds)
         if kind == "":
             self.check_seconds += seconds
-        elif kind != "none":
+        else:
             self.compressed_seconds += seconds
             self._num_compressed += 1
 

@@ -1,5 +1,6 @@
 """Checksums of tensors: equal for equal bits, wherever the tensors lie, without a copy of them or a host's wait."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,7 @@ def _memory(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+@functools.cache
 def _weights() -> Tensor:
     """Return [_ALL_COLUMNS] odd int64: a change of one column always changes the weighted sum."""
     values, value = [], 1

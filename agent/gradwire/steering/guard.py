@@ -55,8 +55,7 @@ class Guard:
         if self._ignores(step):
             return
         with self._lock:
-            reasons = [rule.observe(step, value) for rule in rules]
-            is_armed = self._is_armed()
-        for reason in reasons:
-            if reason is not None and is_armed:
+            reasons = [reason for rule in rules if (reason := rule.observe(step, value))]
+        if reasons and self._is_armed():
+            for reason in reasons:
                 self._on_breach(reason)

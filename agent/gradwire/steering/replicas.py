@@ -15,7 +15,7 @@ from gradwire.steering.side import MAX, MIN, Side
 
 log = logging.getLogger("gradwire")
 
-# Every so many pulses, hence exchanges where steps take 0.2 s or more, the parameters are read once: 0.14 % of the
+# Every so many pulses, hence exchanges where steps take 0.5 s or more, the parameters are read once: 0.06 % of the
 # time on a CPU core that needs 0.2 s for a step of 6 million parameters, less where more is computed for each.
 PULSES_BETWEEN = 8
 

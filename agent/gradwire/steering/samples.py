@@ -12,7 +12,7 @@ from gradwire.steering.rehearsal import Rehearsal
 # The metric that says of a step whether all ranks held the same parameters: 1 or 0.
 REPLICAS_EQUAL = "gradwire/replicas_equal"
 
-# A sample of the gradient match costs an all-reduce of 64 KB beside the training, every 1.6 seconds or longer.
+# A sample of the gradient match costs an all-reduce of 64 KB beside the training, every four seconds or longer.
 PULSES_BETWEEN = 8
 
 

@@ -109,8 +109,9 @@ class Steering:
     def codec(self) -> str:
         """The codec that the exchange in progress really uses."""
         exchange = self._exchange()
-        is_warm = exchange.num_syncs > exchange.plan.warmup_steps
-        return exchange.plan.codec if is_warm and not exchange.is_held else "none"
+        plan = exchange.plan
+        is_exact = plan.codec == "none" or exchange.num_syncs <= plan.warmup_steps or exchange.is_held
+        return "none" if is_exact else plan.codec
 
     @property
     def is_check(self) -> bool:
@@ -152,12 +153,8 @@ class Steering:
 
     def finish_pulse(self) -> None:
         """Take in a pulse that is still in flight, at the end of training."""
-        if self._pulse is not None and self._pulse.is_in_flight:
-            agreement = self._await_pulse(self._pulse)
-            if agreement is not None:
-                self._recorder.split(
-                    agreement.durations_sync, agreement.least_durations, closes_window=agreement.closes_window
-                )
+        if self._pulse is not None and self._pulse.is_in_flight and (found := self._await_pulse(self._pulse)):
+            self._recorder.split(found.durations_sync, found.least_durations, closes_window=found.closes_window)
 
     def exchange_state(self) -> dict[str, Any]:
         """Return what the exchange needs to go on later."""
@@ -188,6 +185,11 @@ class Steering:
 
     # Observer of the exchange.
 
+    @property
+    def watches_buckets(self) -> bool:
+        """Whether this exchange is traced."""
+        return self._phases.is_traced and not self._is_stopped
+
     def begin_sync(self) -> None:
         """Open the trace of this exchange and act on the pulse, before anything of it is sent."""
         if self._is_stopped:
@@ -197,10 +199,8 @@ class Steering:
         self._tracing.end(self._sync)
         self._sync = self._phases.begin_sync(self._num_syncs)
         self._cadence.tick(began)
-        if self._pulse is not None and self._pulse.is_in_flight:
-            agreement = self._await_pulse(self._pulse)
-            if agreement is not None:
-                self._act(agreement)
+        if self._pulse is not None and self._pulse.is_in_flight and (found := self._await_pulse(self._pulse)):
+            self._act(found)
         self._checks.tick(self._exchange(), began, self.step, self.codec)
         self.agent_seconds += time.perf_counter() - began
 

@@ -130,6 +130,17 @@ class InertHook:
         return (_return_nothing, ())
 
 
+class _Mark(InertHook):
+    """Begins a phase; of a step that is not traced it costs a call and no more."""
+
+    def __init__(self, phases: Phases, phase: Phase) -> None:
+        self._phases, self._phase = phases, phase
+
+    def __call__(self, *_: Any) -> None:
+        if self._phases.is_traced:
+            self._phases.begin(self._phase)
+
+
 def nothing(*args: Any) -> None:
     """What a copied or loaded hook does."""
 
@@ -141,13 +152,11 @@ def _return_nothing() -> Any:
 def install(phases: Phases, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Any]:
     """Hook `module` and `optimizer`; returns the handles that take the hooks away again."""
 
-    def before_forward(*_: Any) -> None:
-        phases.begin("forward")
-
     def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
         if not phases.is_traced:
             return
-        leaves = [leaf for leaf in _tensors(output) if leaf.requires_grad and leaf.grad_fn is not None]
+        tensors = [output] if isinstance(output, Tensor) else _tensors(output)
+        leaves = [leaf for leaf in tensors if leaf.requires_grad and leaf.grad_fn is not None]
         if not (leaves and torch.is_grad_enabled()):
             phases.begin("other")
             return
@@ -158,12 +167,12 @@ def install(phases: Phases, module: nn.Module, optimizer: torch.optim.Optimizer 
         phases.begin_backward()
 
     handles: list[Any] = [
-        module.register_forward_pre_hook(InertHook(before_forward)),
+        module.register_forward_pre_hook(_Mark(phases, "forward")),
         module.register_forward_hook(InertHook(after_forward)),
     ]
     if optimizer is not None:
-        handles.append(optimizer.register_step_pre_hook(InertHook(lambda *_: phases.begin("optimizer"))))
-        handles.append(optimizer.register_step_post_hook(InertHook(lambda *_: phases.begin("other"))))
+        handles.append(optimizer.register_step_pre_hook(_Mark(phases, "optimizer")))
+        handles.append(optimizer.register_step_post_hook(_Mark(phases, "other")))
     return handles
 
 

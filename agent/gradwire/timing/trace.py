@@ -9,7 +9,7 @@ from gradwire.timing.clock import Stamp
 Phase = Literal["data_wait", "forward", "backward", "tail", "optimizer", "pause", "other", "untraced"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BucketStamps:
     """One bucket as the exchange reported it; stamps are of the session's clock."""
 
@@ -21,7 +21,7 @@ class BucketStamps:
     wire_bytes: int
 
 
-@dataclass
+@dataclass(slots=True)
 class SyncTrace:
     """One exchange of all buckets."""
 
@@ -32,7 +32,7 @@ class SyncTrace:
     buckets: list[BucketStamps] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepTrace:
     """One step from one `session.step()` to the next."""
 

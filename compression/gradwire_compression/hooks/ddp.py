@@ -91,15 +91,9 @@ def average_bucket(state, bucket):  # type: ignore[no-untyped-def]
 
 def _average(state: HookState, bucket: Any) -> torch.futures.Future[Tensor]:
     assert state.exchange is not None
-    parameters = bucket.parameters()
-    buffer = bucket.buffer()
-    view = BucketView(
-        index=bucket.index(),
-        is_last=bucket.is_last(),
-        buffer=buffer,
-        parameters=parameters,
-        kept=state.kept.take(buffer, parameters) if state.kept is not None else None,
-    )
+    view = BucketView(bucket.index(), bucket.is_last(), bucket.buffer(), bucket.parameters)
+    if state.kept is not None:
+        view.kept = state.kept.take(view.buffer, view.parameters)
     return state.exchange.average(view)
 
 
