@@ -5,7 +5,7 @@ and writes besides. Every kernel is timed in every round and compared with the c
 medians, and half the distance between the quartiles. Before anything is timed, payload, residual and decoded vector
 of the compiled kernels must equal the reference's bit for bit.
 
-PowerSGD has no kernels of its own: it is matrix products, and `bench.link` has its time.
+PowerSGD works by passes over matrices and not by encode and decode; `bench.link` has its time.
 """
 
 import sys

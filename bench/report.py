@@ -2,8 +2,6 @@
 
     python -m bench.report kernels.json link.json scaling.json > docs/performance.md
 
-`--quick` says that the benchmarks ran with that option.
-
 Nothing in the page is written by hand, what we lose least of all.
 """
 
@@ -19,8 +17,6 @@ from bench.runner import Row, cell
 
 Record = dict[str, Any]
 
-QUICK = "--quick"
-
 TITLES = {
     "kernels": "Kernels",
     "link": "Training over shaped links",
@@ -33,8 +29,8 @@ TITLES = {
 }
 
 
-def page(records: Sequence[Record], options: str = "") -> str:
-    """Return the page in Markdown; `options` are those that the benchmarks ran with."""
+def page(records: Sequence[Record]) -> str:
+    """Return the page in Markdown."""
     parts = [
         "# Performance",
         "This page is written by `python -m bench.report` from what the benchmarks measured. Absolute times belong "
@@ -43,11 +39,11 @@ def page(records: Sequence[Record], options: str = "") -> str:
         _list(losses(records)) or "Nowhere in these measurements.",
     ]
     for record in records:
-        parts += section(record, options)
+        parts += section(record)
     return "\n\n".join(parts) + "\n"
 
 
-def section(record: Record, options: str = "") -> list[str]:
+def section(record: Record) -> list[str]:
     """Return the paragraphs of one benchmark."""
     name = record["bench"]
     about = (importlib.import_module(f"bench.{name}").__doc__ or "").strip()
@@ -63,7 +59,7 @@ def section(record: Record, options: str = "") -> list[str]:
     return [
         f"## {TITLES[name]}",
         about,
-        f"`python -m bench.{name}{options}`, {record['date']}, {record['machine']}.",
+        f"`{' '.join([f'python -m bench.{name}', *record['options']])}`, {record['date']}, {record['machine']}.",
         *([table(targets)] if targets else []),
         table(record["rows"]),
     ]
@@ -117,9 +113,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def main() -> int:
-    names = [name for name in sys.argv[1:] if name != QUICK]
-    options = f" {QUICK}" if QUICK in sys.argv[1:] else ""
-    sys.stdout.write(page([json.loads(Path(name).read_text()) for name in names], options))
+    sys.stdout.write(page([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))
     return 0
 
 

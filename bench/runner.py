@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -76,11 +77,19 @@ def machine() -> str:
 def _record(bench: str, result: Result) -> Row:
     return {
         "bench": bench,
+        "options": _without_file(sys.argv[1:]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
         "rows": list(result.rows),
         "targets": {name: asdict(target) for name, target in result.targets.items()},
     }
+
+
+def _without_file(arguments: Sequence[str]) -> list[str]:
+    """Return the options that change what is measured."""
+    found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    found.add_argument("--json")
+    return found.parse_known_args(arguments)[1]
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ import torch.distributed as dist
 from gradwire import wiring
 from gradwire.transport.place import find_streams
 from gradwire_compression.codecs.base import ScaledCodec
+from gradwire_compression.collectives import compat
 from gradwire_protocol.records import StepWindow
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.gpu_timing import spooled
+from bench.numbers import middle
 
 PHASES = ("data_wait", "forward", "backward", "transfer", "wait", "codec", "optimizer", "pause", "other")
 # Where a window holds a phase under another name.
@@ -33,6 +36,7 @@ NAMES = {"transfer": "exposed_transfer", "wait": "straggler_wait", "codec": "exp
 BATCH, WIDTH = 4, 64
 # A whole Ethernet frame over the bytes of TCP that it carries.
 FRAME = 1514 / 1448
+HOP_REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -269,17 +273,39 @@ class Trial:
         dist.all_gather_object(everybody, [(truth.first, truth.last) for truth in self._truths])
         scenario, burst = self._scenario, self._settings.burst
         if scenario.encode:
-            # Bytes instead of floats, in two hops; the codec works before each, and refills what may pass at once.
-            first, second = (
-                2 * self._seconds_on_link(num_bytes / 4 / 2, burst)
-                for num_bytes in (scenario.first_bytes, scenario.second_bytes)
-            )
+            first, second = self._hops(scenario.first_bytes // 4), self._hops(scenario.second_bytes // 4)
         else:
             # The second bucket follows the first without a pause.
             first = self._seconds_on_link(scenario.first_bytes, burst)
             second = self._seconds_on_link(scenario.second_bytes, max(0.0, burst - scenario.first_bytes))
         for truth, ready in zip(self._truths, zip(*everybody, strict=True), strict=True):
             truth.add_exchange(ready, first, second)
+
+    def _hops(self, num_bytes: int) -> float:
+        """Return what the two hops of a bucket's codes take by themselves, on the faster rank.
+
+        A hop is so short that what passes at once and the connection's start after a pause are most of it.
+        """
+        group = dist.group.WORLD
+        assert group is not None
+        sent = torch.zeros(num_bytes, dtype=torch.uint8)
+        received, half = torch.empty_like(sent), sent[: num_bytes // 2]
+        seconds = []
+        for _ in range(HOP_REPEATS):
+            own = torch.zeros(1, dtype=torch.float64)
+            for start in (
+                partial(compat.start_all_to_all, received, sent, group),
+                partial(compat.start_all_gather, received, half, group),
+            ):
+                dist.barrier()
+                # As long as the codec works before it.
+                time.sleep(self._scenario.encode)
+                began = time.perf_counter()
+                start().wait()
+                own += time.perf_counter() - began
+            dist.all_reduce(own, dist.ReduceOp.MIN)
+            seconds.append(float(own))
+        return middle(seconds)
 
     def _seconds_on_link(self, num_bytes: float, burst: float) -> float:
         # Two ranks send as many bytes as an all-reduce averages.

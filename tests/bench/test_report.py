@@ -12,7 +12,9 @@ def row(mode: str, step_ms: float, speedup: float, setting: str = "2 ranks") -> 
 
 def record(bench: str, rows: list[dict[str, Any]], **targets: bool) -> dict[str, Any]:
     figures = {name: {"value": 1.0, "want": ">= 2", "ok": ok} for name, ok in targets.items()}
-    return {"bench": bench, "date": "2026-01-02", "machine": "a small one", "rows": rows, "targets": figures}
+    options = ["--quick"] if bench == "kernels" else []
+    how = {"bench": bench, "options": options, "date": "2026-01-02", "machine": "a small one"}
+    return {**how, "rows": rows, "targets": figures}
 
 
 ROWS = [row("compute only", 100, 2), row("plain DDP", 200, 1), row("torch fp16", 150, 1.33), row("none", 203, 0.98)]
@@ -20,7 +22,7 @@ ROWS = [row("compute only", 100, 2), row("plain DDP", 200, 1), row("torch fp16",
 
 def test_page_has_date_machine_and_every_row() -> None:
     text = report.page([record("kernels", [{"codec": "int8", "ms": 1.23456}], encode_times_a_copy=True)])
-    assert "`python -m bench.kernels`, 2026-01-02, a small one." in text
+    assert "`python -m bench.kernels --quick`, 2026-01-02, a small one." in text
     assert "| codec | ms |\n| --- | --- |\n| int8 | 1.235 |" in text
     assert "| encode_times_a_copy | 1 | >= 2 | ok |" in text
     assert "Nowhere in these measurements." in text
@@ -49,4 +51,5 @@ def test_every_benchmark_of_the_page_says_what_it_measured(bench: str) -> None:
     text = "\n\n".join(report.section(record(bench, ROWS, kept=True)))
     assert text.startswith(f"## {report.TITLES[bench]}\n")
     assert (importlib.import_module(f"bench.{bench}").__doc__ or "").strip() in text
-    assert f"`python -m bench.{bench}`, 2026-01-02" in text
+    options = " --quick" if bench == "kernels" else ""
+    assert f"`python -m bench.{bench}{options}`, 2026-01-02" in text

@@ -33,7 +33,8 @@ def test_record_holds_rows_and_targets_and_the_status_says_whether_they_hold(
     assert runner.main("codecs", measure) == status
     record = json.loads(file.read_text())
     assert asked == [True]
-    assert set(record) == {"bench", "date", "machine", "rows", "targets"}
+    assert set(record) == {"bench", "options", "date", "machine", "rows", "targets"}
+    assert record["options"] == ["--quick"]
     assert (record["bench"], record["rows"]) == ("codecs", [{"codec": "int8", "ms": 1.25}])
     assert record["targets"] == {"speed": {"value": 1.5, "want": "> 1.2", "ok": ok}}
     printed = capsys.readouterr().out
