@@ -245,8 +245,7 @@ def stretch(mode: Mode, work: Work, num_steps: int) -> float:
 
 def compare(case: Case, settings: Settings, patches: Patches, peer_threads: set[int]) -> dict[str, Any]:
     """Measure one case, both modes in turn."""
-    off = make_mode(OFF, settings, patches, case.name)
-    work = calibrated(off, case)
+    work = calibrated(make_mode(OFF, settings, patches, case.name), case)
     off = make_mode(OFF, settings, patches, case.name)
     mode = make_mode(case.mode, settings, patches, case.name)
     mode.threads |= peer_threads

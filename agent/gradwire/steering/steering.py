@@ -47,7 +47,7 @@ class Steering:
         on_result: Called on every rank with a switch or refusal, inside the hook, and with whether this rank is the
             one to report it; must not block.
         on_event: Called with events of this rank.
-        samples: Of gradients; their rehearsal sees every bucket.
+        samples: Of gradients; their rehearsal sees the buckets of traced steps.
     """
 
     def __init__(
