@@ -273,7 +273,7 @@ class Trial:
         dist.all_gather_object(everybody, [(truth.first, truth.last) for truth in self._truths])
         scenario, burst = self._scenario, self._settings.burst
         if scenario.encode:
-            first, second = self._hops(scenario.first_bytes // 4), self._hops(scenario.second_bytes // 4)
+            first, second = self._hops()
         else:
             # The second bucket follows the first without a pause.
             first = self._seconds_on_link(scenario.first_bytes, burst)
@@ -281,31 +281,38 @@ class Trial:
         for truth, ready in zip(self._truths, zip(*everybody, strict=True), strict=True):
             truth.add_exchange(ready, first, second)
 
-    def _hops(self, num_bytes: int) -> float:
-        """Return what the two hops of a bucket's codes take by themselves, on the faster rank.
+    def _hops(self) -> list[float]:
+        """Return what the two hops of each bucket's codes take by themselves, on the faster rank.
 
-        A hop is so short that what passes at once and the connection's start after a pause are most of it.
+        A hop is so short that what the link lets pass at once is much of it. So they follow each other here as in a
+        step, with the codec's pauses between them.
         """
-        group = dist.group.WORLD
-        assert group is not None
-        sent = torch.zeros(num_bytes, dtype=torch.uint8)
-        received, half = torch.empty_like(sent), sent[: num_bytes // 2]
+        scenario = self._scenario
+        buckets = [torch.zeros(size // 4, dtype=torch.uint8) for size in (scenario.first_bytes, scenario.second_bytes)]
         seconds = []
         for _ in range(HOP_REPEATS):
-            own = torch.zeros(1, dtype=torch.float64)
-            for start in (
-                partial(compat.start_all_to_all, received, sent, group),
-                partial(compat.start_all_gather, received, half, group),
-            ):
-                dist.barrier()
-                # As long as the codec works before it.
-                time.sleep(self._scenario.encode)
-                began = time.perf_counter()
-                start().wait()
-                own += time.perf_counter() - began
+            dist.barrier()
+            time.sleep(scenario.data_wait + scenario.forward + scenario.backward)
+            own = torch.tensor([self._hops_of(sent) for sent in buckets], dtype=torch.float64)
             dist.all_reduce(own, dist.ReduceOp.MIN)
-            seconds.append(float(own))
-        return middle(seconds)
+            seconds.append(own.tolist())
+        return [middle(each) for each in zip(*seconds, strict=True)]
+
+    def _hops_of(self, sent: Tensor) -> float:
+        scenario, group = self._scenario, dist.group.WORLD
+        assert group is not None
+        received, own = torch.empty_like(sent), sent[: len(sent) // 2]
+        seconds = 0.0
+        for pause, start in (
+            (scenario.encode, partial(compat.start_all_to_all, received, sent, group)),
+            (scenario.decode, partial(compat.start_all_gather, received, own, group)),
+        ):
+            time.sleep(pause)
+            began = time.perf_counter()
+            start().wait()
+            seconds += time.perf_counter() - began
+        time.sleep(scenario.decode)
+        return seconds
 
     def _seconds_on_link(self, num_bytes: float, burst: float) -> float:
         # Two ranks send as many bytes as an all-reduce averages.
