@@ -91,22 +91,24 @@ class LossyBucket:
         Args:
             buffer: [shape.numel] of the shape's dtype, contiguous.
             flush: What is owed to exempt tensors, if anything is.
-            trace: Takes the codec intervals.
+            trace: Takes the codec intervals: all work on the bucket but the waiting for others.
         """
         flush = flush if flush is not None and flush.touches(self._exempt) else None
-        exempt = self._gather(buffer, flush)
-        is_bad = nonfinite_tensors(exempt, self._ends)
-        work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
+        with trace.measure("encode"):
+            exempt = self._gather(buffer, flush)
+            is_bad = nonfinite_tensors(exempt, self._ends)
+            work = start_exact(exempt, self._group, self._world_size) if self._exempt else None
         for _ in self.collective.exchange(buffer, trace):
             # There is nothing else to do for this bucket.
             pass
         if work is not None:
             work.wait()
-        if flush is not None:
-            flush.settle(exempt, self._packed)
-        is_clean = self.collective.is_finite() & finite_flag(exempt)
-        is_bad = torch.cat([is_bad, self._own_nonfinite(is_clean, buffer)])
-        self.collective.settle(is_clean, buffer)
+        with trace.measure("decode"):
+            if flush is not None:
+                flush.settle(exempt, self._packed)
+            is_clean = self.collective.is_finite() & finite_flag(exempt)
+            is_bad = torch.cat([is_bad, self._own_nonfinite(is_clean, buffer)])
+            self.collective.settle(is_clean, buffer)
         self.collective.receive(buffer, trace)
         for slot, packed in zip(self._exempt, self._packed, strict=True):
             slot.of(buffer).copy_(packed.of(exempt))
