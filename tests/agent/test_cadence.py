@@ -39,9 +39,9 @@ def test_windows_close_once_a_second():
     assert [cadence.closes_window(50 + tenth / 10) for tenth in range(1, 23)].count(True) == 2
 
 
-def test_pulses_become_rarer_with_the_stride_up_to_a_second():
+def test_pulses_become_rarer_with_economy_up_to_a_second():
     cadence = Cadence()
     for index in range(10):
         cadence.tick(0.02 * index)
-    intervals = [cadence.wanted_interval(stride) for stride in (1, 2, 4, 8, 64)]
+    intervals = [cadence.wanted_interval(economy) for economy in (1, 2, 4, 8, 64)]
     assert intervals == pytest.approx([25, 50, 50, 50, 50], abs=1)

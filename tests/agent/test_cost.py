@@ -54,7 +54,7 @@ def test_gradients_and_other_peoples_threads_are_not_the_agents_cost(busy_thread
 def test_the_stride_doubles_above_the_budget_and_halves_well_below():
     cost, strides = OwnCost(budget=0.01), []
     for share in (0.01, 0.0055, 0.004, 0.0025, 0.0015, 0.0005, 0.0005):
-        cost.judge(share, 1.0, 100)
+        cost.judge(share, 1.0, 10)
         strides.append(cost.stride)
     assert strides == [2, 4, 4, 4, 2, 1, 1]
 
@@ -65,6 +65,22 @@ def test_long_steps_are_traced_often_enough(num_steps, longest):
     for _ in range(20):
         cost.judge(0.5, 1.0, num_steps)
     assert cost.stride == longest
+
+
+@pytest.mark.parametrize(("num_steps", "usual"), [(1, 1), (9, 1), (12, 2), (50, 8), (10_000, 64)])
+def test_of_short_steps_some_are_traced_even_if_all_would_be_cheap(num_steps, usual):
+    cost = OwnCost(budget=0.01)
+    cost.judge(0.0, 1.0, num_steps)
+    assert (cost.stride, cost.economy) == (usual, 1)
+
+
+def test_steps_that_last_a_little_longer_or_shorter_leave_the_stride_alone():
+    cost = OwnCost(budget=0.01)
+    for num_steps in (50, 40, 60, 30, 50, 21):
+        cost.judge(0.0, 1.0, num_steps)
+        assert cost.stride == 8
+    cost.judge(0.0, 1.0, 4)
+    assert cost.stride == 1
 
 
 def test_a_window_without_training_changes_nothing():

@@ -22,7 +22,8 @@ def _train(rank: int, world_size: int, folder: str, budget: float) -> tuple[list
     session._steering._on_event = events.append
     # Only rank 1 finds the agent too dear.
     if rank == 1:
-        session._steering._tracing._cost.stride = 4
+        cost = session._steering._tracing._cost
+        cost.economy, cost._longest = 4, 64
     traced = []
     for step in range(1, NUM_STEPS + 1):
         if session._phases.is_traced:

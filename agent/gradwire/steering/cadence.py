@@ -47,15 +47,15 @@ class Cadence:
         """Put the next pulse `interval` exchanges after `sync`, the one that carried the last pulse."""
         self._next_pulse = sync + max(1, interval)
 
-    def wanted_interval(self, stride: int = 1) -> int:
+    def wanted_interval(self, economy: int = 1) -> int:
         """Return how many exchanges should lie between pulses; rank 0's word counts.
 
         Args:
-            stride: One in so many steps is traced; pulses become rarer with it, up to a window's length.
+            economy: So many times as rare they become, up to a window's length.
         """
         if not self._mean_seconds:
             return 1
-        seconds = min(PULSE_SECONDS * stride, max(PULSE_SECONDS, WINDOW_SECONDS))
+        seconds = min(PULSE_SECONDS * economy, max(PULSE_SECONDS, WINDOW_SECONDS))
         return max(1, math.ceil(seconds / self._mean_seconds))
 
     def closes_window(self, now: float) -> bool:

@@ -363,8 +363,8 @@ class Steering:
             rollback_rank=self._member.rank if rollback else -1,
             is_stopping=self._is_stopping,
             closes_window=is_leader and self._cadence.closes_window(time.perf_counter()),
-            # A pulse costs as much as the traces of some steps; whoever saves on these saves on pulses too.
-            interval=self._cadence.wanted_interval(self._tracing.stride) if is_leader else float("inf"),
+            # A pulse costs as much as the traces of some steps: whoever saves on these saves on pulses too.
+            interval=self._cadence.wanted_interval(self._tracing.economy) if is_leader else float("inf"),
             durations_sync=durations_sync,
             durations=durations,
             checksum=self._replicas.checksum(self.step, is_training=not self._phases.is_shadow),

@@ -22,11 +22,18 @@ class Tracing:
         self._spoken = 0
         # One in so many steps is traced, the same ones on all ranks.
         self.stride = 1
+        # The longest that was told of.
+        self._told = 1
 
     @property
     def wanted_stride(self) -> int:
         """What this rank can afford."""
         return self._cost.stride
+
+    @property
+    def economy(self) -> int:
+        """How many times as rare this rank wants all measuring to be."""
+        return self._cost.economy
 
     def is_due(self, step: int, *, is_steered: bool) -> bool:
         """Say whether `step` is to be traced; ranks that no pulse compares each go by their own stride."""
@@ -34,10 +41,11 @@ class Tracing:
         return stride == 1 or step % stride == 0
 
     def agree(self, stride: int, step: int) -> Event | None:
-        """Take the stride that the ranks agreed on; returns what there is to tell."""
-        if stride == self.stride:
-            return None
+        """Take the stride that the ranks agreed on; returns what there is to tell: how rare traces had to become."""
         self.stride = stride
+        if stride <= max(self._told, self._cost.usual_stride):
+            return None
+        self._told = stride
         return stride_event(step, stride)
 
     def end(self, sync: SyncTrace | None) -> None:
