@@ -288,7 +288,9 @@ class Trial:
         step, with the codec's pauses between them.
         """
         scenario = self._scenario
-        buckets = [torch.zeros(size // 4, dtype=torch.uint8) for size in (scenario.first_bytes, scenario.second_bytes)]
+        buckets = [
+            torch.zeros(size // 4, dtype=torch.uint8) for size in (scenario.first_bytes, scenario.second_bytes)
+        ]
         seconds = []
         for _ in range(HOP_REPEATS):
             dist.barrier()

@@ -15,13 +15,13 @@ from gradwire_compression.collectives.lane import Lane, lane_for
 from gradwire_compression.costs import Links
 from gradwire_compression.errors import CompressionError, PlanError
 from gradwire_compression.findings import Findings
-from gradwire_compression.flush import Flush
 from gradwire_compression.hold import Hold
 from gradwire_compression.loss_scale import LossScale
 from gradwire_compression.lossy import LossyBucket
 from gradwire_compression.match import Matches
 from gradwire_compression.memory_order import as_flats, as_parameters, permuted
 from gradwire_compression.observer import GuardedObserver, Observer, finisher
+from gradwire_compression.owed import Owed
 from gradwire_compression.plain import average_plainly, average_unseen
 from gradwire_compression.plan import Plan, check_optimizer
 from gradwire_compression.prepared import Prepared, SwitchReport
@@ -34,7 +34,6 @@ from gradwire_compression.resuming import buckets_of, check_together, powers_of
 from gradwire_compression.room import check_room
 from gradwire_compression.state import State, seal
 from gradwire_compression.trace import Trace
-from gradwire_compression.waiting import Waiting
 
 _META = torch.device("meta")
 
@@ -90,8 +89,8 @@ class Exchange:
         self._lane: Lane | None = None
         self._findings, self._matches = Findings(self._observer), Matches(self._observer)
         self._is_closed, self._num_syncs, self._hold = False, 0, Hold()
-        self._flush: Flush | None = None
-        self._waiting, self._loss_scale = Waiting(), LossScale(loss_scale)
+        self._owed = Owed(self._parameters, self._ranks, self._observer)
+        self._loss_scale = LossScale(loss_scale)
         # Takes the first step after a state was loaded.
         self._relay: Relay | None = None
         self._pricing = Pricing(None, self._ranks)
@@ -105,7 +104,7 @@ class Exchange:
     @property
     def is_settling(self) -> bool:
         """Whether residuals of an earlier plan are still being added to the gradients."""
-        return self._flush is not None
+        return self._owed.flush is not None
 
     @property
     def is_held(self) -> bool:
@@ -164,7 +163,7 @@ class Exchange:
             return SwitchReport(norm(held.values()) if held else None)
         prepared.warm_starts.load(warm_starts)
         prepared.give(held, {})
-        self._go_on_with(held, is_partial=bool(prepared.buckets))
+        self._owed.go_on_with(held, prepared, is_partial=bool(prepared.buckets))
         return SwitchReport(None)
 
     def weigh(self, plan: Plan) -> Prepared:
@@ -186,7 +185,7 @@ class Exchange:
         if self._ranks.group is not None:
             self._pricing = Pricing(links or measure_links(self._ranks), self._ranks)
             self._pricing.sample(self._active)
-            self._move_out(0)
+            self._owed.move_out(self._active, 0)
             self._pricing.settle(self._active)
 
     def explain(self) -> Explanation:
@@ -203,8 +202,7 @@ class Exchange:
         Copies, [shape of the parameter] float32 in gradient units; call it between steps.
         """
         self._drain()
-        held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
-        return as_parameters(held, self._parameters)
+        return as_parameters(self._owed.with_buckets(self._active), self._parameters)
 
     def state_dict(self) -> State:
         """Return what this rank needs to go on as if nothing had happened, as values that `weights_only` loads.
@@ -213,10 +211,9 @@ class Exchange:
         loss scale. A flush in progress is saved as residuals, and begins anew.
         """
         self._drain()
-        flushed = self._flush.owed if self._flush else {}
-        held = {**self._waiting.worker, **self._active.worker_residuals(), **flushed}
+        held = self._owed.worker_with_buckets(self._active)
         # These are the same on every rank; one of them saves them.
-        waiting = self._waiting.owner_pieces() if self._ranks.rank == 0 else {}
+        waiting = self._owed.waiting.owner_pieces() if self._ranks.rank == 0 else {}
         shapes = self._relay.shapes if self._relay else self._book.shapes
         return seal(
             {
@@ -250,13 +247,14 @@ class Exchange:
         self._active = prepared
         held = as_flats(state["residuals"], self._parameters)
         names = state["owner_residuals"] if self._ranks.group is None else prepared.owned_names()
-        self._waiting.owners = gather_owners(state["owner_residuals"], names, self._parameters, self._ranks.total)
+        owners = gather_owners(state["owner_residuals"], names, self._parameters, self._ranks.total)
+        self._owed.waiting.owners = owners
         prepared.warm_starts.load(state["warm_starts"])
         # Buckets are allocated anew when they are seen, and take over what waits for them.
         prepared.drop()
         prepared.powers = powers_of(state, self._ranks.by_node)
         self._relay = relay_to(buckets_of(state, self._parameters), self._parameters, self._average)
-        self._go_on_with(held, is_partial=True)
+        self._owed.go_on_with(held, prepared, is_partial=True)
         self._num_syncs, self._loss_scale.value = int(state["num_syncs"]), state["loss_scale"]
 
     def close(self) -> None:
@@ -270,7 +268,7 @@ class Exchange:
         self._findings.tell(waits=True)
         # A group made here stays until the process group ends: torch would give the next one the same name in the
         # store, and its ranks would connect to addresses of the dead one.
-        self._ranks = replace(self._ranks, group=None)
+        self._ranks = self._owed.ranks = replace(self._ranks, group=None)
 
     def average(self, view: BucketView) -> Future[Tensor]:
         """Start averaging one bucket; the future holds the averaged buffer.
@@ -289,8 +287,11 @@ class Exchange:
             self._begin_sync()
         if self._observer.watches_buckets:
             self._observer.bucket_ready(view)
-        elif self._active.codec is None and self._flush is None and view.kept is None:
-            return average_unseen(view, self._group, self.world_size, self._observer)
+        elif self._active.codec is None and self._owed.flush is None and view.kept is None:
+            future = average_unseen(view, self._group, self.world_size)
+            if view.is_last:
+                self._observer.end_sync()
+            return future
         # What the observer did before anything was sent is not the bucket's time.
         ready = self._clock()
         shape = self._book.shape_of(view)
@@ -309,14 +310,9 @@ class Exchange:
         self._num_syncs += 1
         self._observer.begin_sync()
         if (factor := self._loss_scale.follow()) != 1:
-            for holder in (self._active, self._waiting, self._flush):
-                if holder is not None:
-                    holder.rescale(factor)
-        if self._flush is not None:
-            self._flush.begin_step()
-            if self._flush.is_done:
-                self._observer.flushed(self._flush.num_steps, self._flush.norm)
-                self._flush = None
+            self._active.rescale(factor)
+            self._owed.rescale(factor)
+        self._owed.begin_step()
 
     def _bucket_for(self, shape: BucketShape, buffer: Tensor) -> LossyBucket | None:
         """Return who averages the bucket on the Lane, None if it is averaged exactly."""
@@ -329,20 +325,20 @@ class Exchange:
         """Allocate for a bucket that is new or holds other parameters than before; residuals follow their names."""
         # Shared buffers may have to grow, and earlier buckets of this step may be using them.
         self._drain()
-        self._move_out(shape.index)
+        self._owed.move_out(self._active, shape.index)
         is_dense = not buffer.is_sparse and buffer.is_contiguous() and shape.numel == buffer.numel()
         if (bucket := self._active.build(shape, is_dense)) is not None:
-            bucket.load(self._waiting.worker, self._waiting.owners)
+            bucket.load(self._owed.waiting.worker, self._owed.waiting.owners)
         else:
-            self._flush_exact(is_partial=True)
+            self._owed.flush_exact(self._active, is_partial=True)
 
     def _start_exact(self, view: BucketView, shape: BucketShape, ready: float) -> Future[Tensor]:
         slots, finish = shape.slots, self._finishing(view, ready)
-        return average_plainly(view, slots, self._flush, self._group, self.world_size, finish)
+        return average_plainly(view, slots, self._owed.flush, self._group, self.world_size, finish)
 
     def _start_lossy(self, view: BucketView, bucket: LossyBucket, ready: float) -> Future[Tensor]:
         assert self._lane is not None
-        flush, buffer, finish = self._flush, view.buffer, self._finishing(view, ready)
+        flush, buffer, finish = self._owed.flush, view.buffer, self._finishing(view, ready)
         is_sampled, num_buckets = self._matches.wants(self._num_syncs), self._book.num_buckets
 
         def job() -> Tensor:
@@ -365,34 +361,8 @@ class Exchange:
     def _take_residuals(self) -> dict[str, Tensor]:
         """Give up every residual, whether with a bucket, waiting for one or in a flush, and return them by name."""
         self._drain()
-        held = {**self._waiting.folded(), **self._active.owed(), **(self._flush.owed if self._flush else {})}
-        self._active.drop()
-        self._waiting, self._flush = Waiting(), None
         self._hold.end()
-        return held
-
-    def _move_out(self, first_index: int) -> None:
-        """Give up buckets whose parameters are dealt out anew; what was owned goes to whoever owns it afterwards.
-
-        Folded in, it would conserve the mean too, but a resumed training has one such deal more than one that was
-        never interrupted, and both must go on with the same bits.
-        """
-        self._waiting.worker.update(self._active.worker_residuals(first_index))
-        pieces, owned = self._active.owner_pieces(first_index), self._active.owned(first_index)
-        self._waiting.owners.update(gather_owners(pieces, owned, self._parameters, self._ranks.total))
-        self._active.drop(first_index)
-
-    def _go_on_with(self, held: dict[str, Tensor], is_partial: bool) -> None:
-        """Keep what still has to find its bucket, and flush what is averaged exactly from now on."""
-        self._waiting.worker = held
-        self._flush_exact(is_partial)
-
-    def _flush_exact(self, is_partial: bool) -> None:
-        """Flush what waits for parameters that are averaged exactly, beside what is being flushed."""
-        if exact := self._waiting.take_exact(self._active.is_compressed):
-            # Views would keep the memory of the tensors beside them.
-            owed = {name: tensor.clone() if is_partial else tensor for name, tensor in exact.items()}
-            self._flush = Flush({**(self._flush.owed if self._flush else {}), **owed}, self._ranks.mean)
+        return self._owed.take(self._active)
 
     def _drain(self) -> None:
         if self._lane is not None:

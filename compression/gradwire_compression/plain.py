@@ -10,24 +10,17 @@ from torch.futures import Future
 from gradwire_compression.buckets import BucketView, Slot
 from gradwire_compression.collectives.exact import exact_wire_bytes, start_exact
 from gradwire_compression.flush import Flush
-from gradwire_compression.observer import GuardedObserver
 
 
-def average_unseen(
-    view: BucketView, group: ProcessGroup | None, world_size: int, observer: GuardedObserver
-) -> Future[Tensor]:
+def average_unseen(view: BucketView, group: ProcessGroup | None, world_size: int) -> Future[Tensor]:
     """Start averaging a bucket that nobody watches, without a look at what it holds.
 
     Args:
         view: As for `average_plainly`; none of its gradients is kept.
         group: The framework's own group.
         world_size: Ranks in the group.
-        observer: Told of the step's end.
     """
-    future = start_exact(view.buffer, group, world_size).get_future().then(_only_one)
-    if view.is_last:
-        observer.end_sync()
-    return future
+    return start_exact(view.buffer, group, world_size).get_future().then(_only_one)
 
 
 def average_plainly(

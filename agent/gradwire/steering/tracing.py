@@ -41,7 +41,7 @@ class Tracing:
         return stride == 1 or step % stride == 0
 
     def agree(self, stride: int, step: int) -> Event | None:
-        """Take the stride that the ranks agreed on; returns what there is to tell: how rare traces had to become."""
+        """Take the stride that the ranks agreed on; returns what to tell: how rare traces had to become."""
         self.stride = stride
         if stride <= max(self._told, self._cost.usual_stride):
             return None

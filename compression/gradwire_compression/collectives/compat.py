@@ -27,7 +27,7 @@ def start_all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Work:
     summed = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     options = dist.AllreduceOptions()
     options.asyncOp = True
-    return cast(Work, members.allreduce([summed], options))
+    return members.allreduce([summed], options)
 
 
 def start_all_to_all(output: Tensor, source: Tensor, group: ProcessGroup) -> Work:
