@@ -145,7 +145,7 @@ class Training:
         return corpus.batches(self._text, size=settings.batch_size, length=settings.length, seed=seed)
 
     def _batch(self, mode: Mode) -> Batch:
-        return next(self._own if mode.is_synced else self._common)
+        return next(self._own if mode.is_averaged else self._common)
 
     @staticmethod
     def _counts(mode: Mode) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from gradwire_compression import (
     BucketTiming,
     Exchange,
@@ -23,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 COMPUTE_ONLY = "compute only"
 PLAIN = "plain DDP"
+# Averages nothing and lets the ranks wait for each other: what any hook costs.
+HOOK_ALONE = "hook alone"
 TORCH = "torch "
 # int8 in the buckets that should be faster for it.
 CHOICE = "int8 by choice"
@@ -70,6 +73,8 @@ class Mode:
     replica: Replica
     enter: Callable[[], None] = lambda: None
     is_synced: bool = True
+    # Without averages replicas stay equal only on equal batches, which such a mode gets.
+    is_averaged: bool = True
     # Steps before its time counts for the first time: DDP deals its buckets out anew after a wrapper's first one.
     first_steps: int = 1
     # Grows while steps run; None where nobody can tell.
@@ -124,17 +129,17 @@ def make_modes(
     """Make every mode; all ranks do so at the same point.
 
     Args:
-        make_module: Makes the model; called up to four times.
+        make_module: Makes the model; called up to five times.
         plans: Ours by the name of their mode.
         only: Names of the modes that are wanted, all if empty.
         hosts: The ranks of each host.
     """
     plain = Replica(make_module)
     modes = [
-        # Without averaging the replicas stay equal only on equal batches, which this mode gets.
-        Mode(COMPUTE_ONLY, plain, is_synced=False),
+        Mode(COMPUTE_ONLY, plain, is_synced=False, is_averaged=False),
         Mode(PLAIN, plain, first_steps=2),
         # A wrapper sends its model to all ranks, which takes seconds on slow links.
+        *([_hook_alone(make_module)] if not only or HOOK_ALONE in only else []),
         *(_torch_modes(make_module) if not only or any(name.startswith(TORCH) for name in only) else []),
         *_our_modes(make_module, plans, hosts),
     ]
@@ -147,6 +152,21 @@ def our_plans() -> dict[str, dict[str, Any]]:
     plans[THIN] = Plan(codec="powersgd", parameters={"rank": 1}, every_bucket=True)
     plans[CHOICE] = Plan(codec="int8")
     return {name: plan.to_dict() for name, plan in plans.items()}
+
+
+def _hook_alone(make_module: Callable[[], nn.Module]) -> Mode:
+    replica, word = Replica(make_module), torch.zeros(1024)
+
+    # DDP looks at names and annotations of a hook's parameters: "state, bucket", and none.
+    def pass_on(state, bucket):  # type: ignore[no-untyped-def]
+        if bucket.is_last():
+            return dist.all_reduce(word, async_op=True).get_future().then(lambda _done: bucket.buffer())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    replica.model.register_comm_hook(None, pass_on)
+    return Mode(HOOK_ALONE, replica, is_averaged=False, first_steps=2)
 
 
 def _torch_modes(make_module: Callable[[], nn.Module]) -> list[Mode]:

@@ -8,7 +8,7 @@ import pytest
 
 from bench import link, ranks, report
 from bench.link import LINKS, Measured, Setting
-from bench.modes import CHOICE, COMPUTE_ONLY, PLAIN, our_plans
+from bench.modes import CHOICE, COMPUTE_ONLY, HOOK_ALONE, PLAIN, our_plans
 from bench.ranks import Cluster
 from examples.demo import network
 
@@ -38,6 +38,7 @@ def measured(setting: Setting = FAST, **changed: list[dict[str, Any]]) -> Measur
     modes = {
         COMPUTE_ONLY: blocks(200, 400),
         PLAIN: blocks(400, 800),
+        HOOK_ALONE: blocks(208, 416),
         "torch fp16": blocks(300, 600),
         "torch powersgd rank 1": blocks(260, 520),
         "none": blocks(400, 800, told=1e6),
@@ -153,9 +154,9 @@ TINY = {
 @pytest.mark.distributed
 def test_every_mode_is_measured_on_real_ranks_behind_links() -> None:
     plans = {name: {**plan, "min_elements": 0} for name, plan in our_plans().items()}
-    options = {**TINY, "plans": plans, "only": [*plans, COMPUTE_ONLY, PLAIN, "torch fp16"]}
+    options = {**TINY, "plans": plans, "only": [*plans, COMPUTE_ONLY, HOOK_ALONE, PLAIN, "torch fp16"]}
     modes = ranks.run(FAST.cluster, "bench.link_rank", options, limit_seconds=100)
-    assert set(plans) | {COMPUTE_ONLY, PLAIN, "torch fp16"} <= set(modes)
+    assert set(plans) | {COMPUTE_ONLY, HOOK_ALONE, PLAIN, "torch fp16"} <= set(modes)
     assert "torch bf16" not in modes
     assert {len(rounds) for rounds in modes.values()} == {1}
     assert (
