@@ -110,15 +110,17 @@ class LossyBucket:
             is_bad = torch.cat([is_bad, self._own_nonfinite(is_clean, buffer)])
             self.collective.settle(is_clean, buffer)
         self.collective.receive(buffer, trace)
-        for slot, packed in zip(self._exempt, self._packed, strict=True):
-            slot.of(buffer).copy_(packed.of(exempt))
+        if self._exempt:
+            torch._foreach_copy_(
+                [slot.of(buffer) for slot in self._exempt], [packed.of(exempt) for packed in self._packed]
+            )
         return Outcome(is_clean, is_bad, self._names, self._wire_bytes(exempt))
 
     def _gather(self, buffer: Tensor, flush: Flush | None) -> Tensor:
         dtype = buffer.dtype if flush is None else torch.float32
         exempt = self._scratch.take("exempt", self._num_exempt * dtype.itemsize, dtype)
-        for slot, packed in zip(self._exempt, self._packed, strict=True):
-            packed.of(exempt).copy_(slot.of(buffer))
+        if self._exempt:
+            torch.cat([slot.of(buffer) for slot in self._exempt], out=exempt)
         if flush is not None:
             flush.add(exempt, self._packed)
         return exempt
