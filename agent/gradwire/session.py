@@ -113,7 +113,7 @@ class Session:
         epoch, codec = steering.epoch, steering.codec
         is_settling, is_check = steering.is_settling, steering.is_check
         steering.step += 1
-        marks, syncs, end = self._phases.take(traces_next=steering.traces)
+        marks, syncs, end = self._phases.take(traces_next=steering.traces_next())
         trace = StepTrace(
             step=step,
             epoch=epoch,

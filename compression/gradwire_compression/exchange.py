@@ -344,7 +344,8 @@ class Exchange:
         def job() -> Tensor:
             trace = Trace(self._clock)
             if is_sampled:
-                self._matches.begin(bucket, buffer, num_buckets)
+                with trace.measure("encode"):
+                    self._matches.begin(bucket, buffer, num_buckets)
             outcome = bucket.average(buffer, flush, trace)
             finish(outcome.wire_bytes, trace.intervals)
             if is_sampled:

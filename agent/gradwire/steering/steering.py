@@ -126,10 +126,10 @@ class Steering:
         is_new = self.step < self.since_step + SETTLING_STEPS or self._checks.is_settling(self.step)
         return is_new or is_newly_warm or exchange.is_settling
 
-    @property
-    def traces(self) -> bool:
-        """Whether the step in progress is to be traced: every step, or one in as many as the ranks agreed on."""
-        return self._tracing.is_due(self.step, is_steered=self._pulse is not None) or self.is_settling
+    def traces_next(self) -> bool:
+        """Say, once in a step, whether the one in progress is to be traced."""
+        is_steered = self._pulse is not None
+        return self._tracing.is_due(self.step, is_settling=self.is_settling, is_steered=is_steered)
 
     def offer(self, directive: Directive) -> None:
         """Take a directive from the server; rank 0 only, any thread."""

@@ -22,6 +22,7 @@ class Tracing:
         self._spoken = 0
         # One in so many steps is traced, the same ones on all ranks.
         self.stride = 1
+        self._was_settling = False
         # The longest that was told of.
         self._told = 1
 
@@ -35,10 +36,15 @@ class Tracing:
         """How many times as rare this rank wants all measuring to be."""
         return self._cost.economy
 
-    def is_due(self, step: int, *, is_steered: bool) -> bool:
-        """Say whether `step` is to be traced; ranks that no pulse compares each go by their own stride."""
+    def is_due(self, step: int, *, is_settling: bool, is_steered: bool) -> bool:
+        """Say whether `step` is to be traced; ranks that no pulse compares each go by their own stride.
+
+        Steps that settle are, and the first one after them: a short stretch, as a check window's, needs one step
+        that stands for it.
+        """
         stride = self.stride if is_steered else self._cost.stride
-        return stride == 1 or step % stride == 0
+        is_first, self._was_settling = self._was_settling and not is_settling, is_settling
+        return is_settling or is_first or step % stride == 0
 
     def agree(self, stride: int, step: int) -> Event | None:
         """Take the stride that the ranks agreed on; returns what to tell: how rare traces had to become."""
