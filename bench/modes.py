@@ -183,9 +183,10 @@ def _torch_modes(make_module: Callable[[], nn.Module]) -> list[Mode]:
         )
         for rank in POWERSGD_RANKS
     }
+    in_one_bucket = Replica(make_module, bucket_cap_mb=ONE_BUCKET_MB)
     return [
         *_dispatched(Replica(make_module), casts, first_steps=2),
-        *_dispatched(Replica(make_module, bucket_cap_mb=ONE_BUCKET_MB), low_rank, first_steps=POWERSGD_START + POWERSGD_SETTLES),
+        *_dispatched(in_one_bucket, low_rank, first_steps=POWERSGD_START + POWERSGD_SETTLES),
     ]
 
 
