@@ -4,8 +4,8 @@ Two ranks train over shaped links while known parts are put into their steps: co
 backward pass, a slow loader, a slow optimizer, bytes over a link of known speed, hidden and not, a rank that is
 late, a codec that takes its time, pauses and other work. What sleeps or computes notes how long it really took, so
 the truth holds on a busy machine too; transfer follows from bytes and link, or for a codec's short hops from the
-same hops by themselves, waiting from when the ranks were ready. The measured side is what the agent wrote into its
-spool, the windows of its settled steps.
+same hops without an exchange, in a step's rhythm; waiting follows from when the ranks were ready. The measured side
+is what the agent wrote into its spool, the windows of its settled steps.
 
 Injected and measured are shares of the measured step; "off" is their difference, and the table has the rank that
 is further off. Phases of which less than half a per cent was injected and measured are left out of the table, but

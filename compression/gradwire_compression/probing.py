@@ -36,7 +36,7 @@ def measure_link(group: ProcessGroup, device: torch.device) -> Link:
     """Return how fast the group's exchanges are, equal on all its ranks; they call this at the same point.
 
     Cost: some 30 exchanges, the largest of 1 MiB where that takes a while, up to 64 MiB where it does not, and 24
-    more of those that are short; 0.2 s on a fast link, 0.6 s at 200 Mbit/s.
+    more of those that are short; 0.3 s on a fast link, 0.6 s at 200 Mbit/s.
     """
 
     def all_reduce(num_bytes: int) -> int:

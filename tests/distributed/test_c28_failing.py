@@ -60,10 +60,6 @@ if __name__ == "__main__":
 """
 
 
-def segments(spool):
-    return [path for path in spool.rglob("*") if path.is_file()]
-
-
 def _is_alone(job: "subprocess.Popen[str]") -> bool:
     """Return whether nothing is left of the job's process group."""
     try:
@@ -96,7 +92,7 @@ def test_c28_second_interrupt_ends_a_job_that_flushes_against_a_silent_server(tm
         os.killpg(job.pid, signal.SIGINT)
         assert [job.stdout.readline() for _ in range(2)] == ["flushes\n"] * 2
         # The node's last record is written once both ranks have come to their end.
-        wait_until(lambda: any(b"attempt_ended" in segment.read_bytes() for segment in segments(tmp_path / "s")))
+        wait_until(lambda: any(b"attempt_ended" in one.read_bytes() for one in (tmp_path / "s").rglob("*.segment")))
         assert job.poll() is None, "it flushes"
         began = time.monotonic()
         os.killpg(job.pid, signal.SIGINT)
